@@ -1,0 +1,70 @@
+"""Mini-batch primal-dual variational inference: Algorithm 1 with Oracles I and II.
+
+    minimise  sum_b f_b(phi_b, lam_b)   subject to   lam_b = lam0   for every shard b
+
+Oracle I is Oracle II with one number, D = 1/eta, for all coordinates. Nothing here knows how the
+subproblem is minimised (`oracles.py`), how D is chosen (`stepsize.py`) or how long to run (`fit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pdvi.shards import put, take
+
+Array = jax.Array
+PyTree = Any
+# (phi, shard, lam0, mu, D) -> argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 ||lam - lam0||_D^2
+Oracle = Callable[[PyTree, PyTree, Array, Array, Array], tuple[PyTree, Array]]
+
+
+class PrimalDualState(NamedTuple):
+    """Everything Algorithm 1 carries from one step to the next."""
+
+    lam: Array  # gamma, the mean of the copies of the last batch: the iterate the theorems speak of
+    local: PyTree  # phi_b, all shards
+    lam0: Array  # the server's global parameters
+    h: Array  # the server's correction, always mean_b(mu_b) / D
+    copies: Array  # lam_b, all shards
+    duals: Array  # mu_b, all shards
+    penalty: Array  # D, a positive diagonal
+
+
+def initial_state(lam: Array, local: PyTree, penalty: Array, n_shards: int) -> PrimalDualState:
+    """lam_b = lam0, mu_b = 0, h = 0."""
+    copies = jnp.broadcast_to(lam, (n_shards, lam.size))
+    return PrimalDualState(
+        lam, local, lam, jnp.zeros_like(lam), copies, jnp.zeros_like(copies), jnp.broadcast_to(penalty, lam.shape)
+    )
+
+
+def algorithm_1(oracle: Oracle, shards: PyTree, state: PrimalDualState, batch: Array) -> PrimalDualState:
+    """One step: the shards in ``batch`` are visited in parallel, the others are left as they are."""
+    lam0, D = state.lam0, state.penalty
+
+    def visit(phi: PyTree, mu: Array, shard: PyTree) -> tuple[PyTree, Array, Array]:
+        phi, lam = oracle(phi, shard, lam0, mu, D)  # local primal
+        return phi, lam, mu + D * (lam - lam0)  # dual ascent
+
+    phi, lam, mu = jax.vmap(visit)(take(state.local, batch), state.duals[batch], take(shards, batch))
+    h = state.h + (lam - lam0).sum(0) / state.duals.shape[0]
+    gamma = lam.mean(0)
+    return PrimalDualState(
+        lam=gamma,
+        local=put(state.local, batch, phi),
+        lam0=gamma + h,  # global primal
+        h=h,
+        copies=state.copies.at[batch].set(lam),
+        duals=state.duals.at[batch].set(mu),
+        penalty=D,
+    )
+
+
+def with_penalty(state: PrimalDualState, penalty: Array) -> PrimalDualState:
+    """The same point and duals under another D: h is rebuilt from the duals, lam0 from gamma and h."""
+    h = state.duals.mean(0) / penalty
+    return state._replace(penalty=penalty, h=h, lam0=state.lam + h)

@@ -1,0 +1,5 @@
+"""Where shards live and where steps run."""
+
+from pdvi.executors.memory import Memory
+
+__all__ = ["Memory"]

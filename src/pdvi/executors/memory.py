@@ -1,0 +1,55 @@
+"""Everything in this process's memory: the steps between two log points run as one compiled scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi.problem import Problem
+
+Array = jax.Array
+
+
+class Memory:
+    """The default executor."""
+
+    def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        """``state`` after one step per row of ``batches``."""
+        return jax.block_until_ready(_run(problem, _traced(solver), state, jnp.asarray(batches)))
+
+    def evaluate(self, problem: Problem, solver: Any, state: Any) -> dict[str, float]:
+        """Objective, gradient norms and the solver's own metrics. Shards are added in double precision."""
+        losses, gradient, metrics = _evaluate(problem, _traced(solver), state)
+        gradient = np.asarray(gradient, float)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
+            norms = {
+                f"grad_norm_{name}": float(np.linalg.norm(gradient[part]))
+                for name, part in problem.block_slices.items()
+            }
+            objective = float(np.asarray(losses, float).sum())
+        return {
+            "objective": objective,
+            "grad_norm": float(np.hypot.reduce(list(norms.values()))),
+            **norms,
+            **{name: float(value) for name, value in metrics.items()},
+        }
+
+
+@eqx.filter_jit
+def _run(problem: Problem, solver: Any, state: Any, batches: Array) -> Any:
+    return jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, batches)[0]
+
+
+@eqx.filter_jit
+def _evaluate(problem: Problem, solver: Any, state: Any) -> tuple[Array, Array, dict[str, Array]]:
+    losses, gradient = problem.evaluate(state.lam, state.local)
+    return losses, gradient, solver.metrics(state) if hasattr(solver, "metrics") else {}
+
+
+def _traced(solver: Any) -> Any:
+    """Real-valued settings as arrays: a grid over step sizes or tolerances then compiles once."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, solver)

@@ -1,0 +1,6 @@
+"""Models: each one file."""
+
+from pdvi.models.quadratic import Quadratic
+from pdvi.models.smooth import Quartic, TanhRegression
+
+__all__ = ["Quadratic", "Quartic", "TanhRegression"]

@@ -1,0 +1,206 @@
+"""What is minimised: a model that speaks about one shard, and the shards.
+
+    minimise over phi, lam   F(phi, lam) = sum_b f_b(phi_b, lam)
+
+Inside the library the global parameters are one vector ``lam``, so that algorithms read like the paper;
+models and users see them as a dict of arrays, one entry per block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi import shards as _shards
+
+Array = jax.Array
+PyTree = Any
+Globals = dict[str, Array]
+
+
+class Model(Protocol):
+    """The least a model must offer. Nothing to inherit; everything is written for one shard.
+
+    What a model may offer besides, each used where it exists and replaced by autodiff where it does not:
+
+    ``local_step(local, globals_, shard) -> local``
+        the minimiser over the local variables for fixed globals, or one descent sweep towards it.
+    ``statistics(local, shard) -> pytree``
+        what the globals need to know of a shard; sums over shards must be the statistics of their union.
+    ``global_step(statistics, augmentation) -> globals``
+        the minimiser over the globals of the loss with those statistics plus ``augmentation(globals)``.
+    ``joint_step(local, shard, augmentation) -> (local, globals)``
+        the joint minimiser of ``loss + augmentation``: an exact oracle.
+    ``curvature(local, globals_, shard) -> globals``
+        the diagonal of the Hessian of the loss in the globals.
+    """
+
+    def init_global(self, key: Array) -> Mapping[str, Any]:
+        """The global parameters to start from: a dict of arrays, one entry per block."""
+        ...
+
+    def init_local(self, key: Array, shard: PyTree) -> PyTree:
+        """The local variables of one shard to start from: any pytree of arrays."""
+        ...
+
+    def loss(self, local: PyTree, globals_: Globals, shard: PyTree) -> Array:
+        """This shard's share of the negative ELBO, a scalar."""
+        ...
+
+
+class Augmentation(NamedTuple):
+    """What Algorithm 1 adds to a shard's loss: <dual, lam - centre> + 1/2 ||lam - centre||^2_penalty.
+
+    The fields are dicts like the globals. With penalty and dual zero nothing is added: a global step is
+    then the plain minimiser, as coordinate ascent needs it.
+    """
+
+    centre: Globals
+    dual: Globals
+    penalty: Globals
+
+    def __call__(self, globals_: Globals) -> Array:
+        """The value of the added terms."""
+        terms = jax.tree.map(
+            lambda lam, lam0, mu, d: jnp.sum((mu + 0.5 * d * (lam - lam0)) * (lam - lam0)),
+            globals_,
+            self.centre,
+            self.dual,
+            self.penalty,
+        )
+        return sum(jax.tree.leaves(terms), start=jnp.asarray(0.0))
+
+
+class Problem(eqx.Module):
+    """A model and its shards: a list of pytrees, or one pytree stacked on axis 0.
+
+    The data is checked and copied once, here. Arrays inside a model that is itself a pytree (an
+    ``equinox.Module``, say) may change without recompilation; any other model is taken as a constant and
+    must be hashable.
+    """
+
+    model: Any
+    shards: PyTree
+    blocks: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+
+    def __init__(self, model: Model, shards: PyTree):
+        for name in ("init_global", "init_local", "loss"):
+            if not callable(getattr(model, name, None)):
+                msg = f"`model` must have a method {name!r}; {type(model).__name__} has none."
+                raise ValueError(msg)
+        stacked, rows = _shards.stack(shards)
+        self.model = _arrays_on_device(model)
+        self.shards = stacked
+        self.blocks = _blocks_of(model)
+        _check_loss(self)
+        if rows is not None:
+            _check_mask_is_used(self, rows)
+
+    @property
+    def n_shards(self) -> int:
+        """B, the number of shards."""
+        return jax.tree.leaves(self.shards)[0].shape[0]
+
+    @property
+    def n_global(self) -> int:
+        """The number of global parameters, all blocks together."""
+        return sum(math.prod(shape) for _, shape in self.blocks)
+
+    @property
+    def block_slices(self) -> dict[str, slice]:
+        """Where each block lies in the vector ``lam``."""
+        ends = np.cumsum([math.prod(shape) for _, shape in self.blocks]).tolist()
+        return {name: slice(a, b) for (name, _), a, b in zip(self.blocks, [0, *ends], ends)}
+
+    def ravel(self, globals_: Mapping[str, Any]) -> Array:
+        """The vector ``lam`` of a dict of blocks."""
+        return jnp.concatenate([jnp.ravel(globals_[name]) for name, _ in self.blocks])
+
+    def unravel(self, lam: Array) -> Globals:
+        """The dict of blocks of a vector ``lam``."""
+        slices = self.block_slices
+        return {name: lam[slices[name]].reshape(shape) for name, shape in self.blocks}
+
+    def loss(self, local: PyTree, lam: Array, shard: PyTree) -> Array:
+        """f_b(phi_b, lam) of one shard."""
+        return self.model.loss(local, self.unravel(lam), shard)
+
+    def augmentation(self, lam0: Array, mu: Array, penalty: Array) -> Augmentation:
+        """The augmented Lagrangian's extra terms, as models see them."""
+        return Augmentation(self.unravel(lam0), self.unravel(mu), self.unravel(penalty))
+
+    def init(self, key: Array) -> tuple[Array, PyTree]:
+        """The model's own start: ``lam``, and the locals of all shards. Keys are spawned per shard."""
+        key_global, key_local = jax.random.split(key)
+        lam = self.ravel(jax.tree.map(_float, dict(self.model.init_global(key_global))))
+        keys = jax.vmap(lambda b: jax.random.fold_in(key_local, b))(jnp.arange(self.n_shards))
+        return lam, jax.vmap(self.model.init_local)(keys, self.shards)
+
+    def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
+        """The loss of every shard (to be added in double precision) and grad_lam F."""
+
+        def one(pair: tuple[PyTree, PyTree]) -> tuple[Array, Array]:
+            return jax.value_and_grad(self.loss, argnums=1)(pair[0], lam, pair[1])
+
+        losses, gradients = self.map_shards(one, (local, self.shards))
+        return losses, gradients.sum(0)
+
+    def map_shards(self, function: Any, arguments: PyTree) -> PyTree:
+        """``function`` over shards, in chunks that keep small shards vectorised and large ones one by one."""
+        elements = sum(leaf[0].size for leaf in jax.tree.leaves(self.shards))
+        chunk = max(1, min(self.n_shards, 2**18 // max(elements, 1)))
+        return jax.lax.map(function, arguments, batch_size=chunk if chunk > 1 else None)
+
+
+def _float(value: Any) -> Array:
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def _arrays_on_device(model: Any) -> Any:
+    return jax.tree.map(lambda leaf: _float(leaf) if isinstance(leaf, np.ndarray) else leaf, model)
+
+
+def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    start = model.init_global(jax.random.key(0))
+    if not isinstance(start, Mapping) or not start or not all(isinstance(name, str) for name in start):
+        msg = f"`init_global` must return a dict of named arrays, one per block, got {type(start).__name__}."
+        raise ValueError(msg)
+    for name, value in start.items():
+        if not np.isfinite(np.asarray(value, float)).all():
+            msg = f"`init_global` must return finite numbers: block {name!r} has NaN or infinite values."
+            raise ValueError(msg)
+    return tuple((name, tuple(np.shape(value))) for name, value in start.items())
+
+
+def _check_loss(problem: Problem) -> None:
+    lam, local = jax.eval_shape(problem.init, jax.random.key(0))
+    one = _shards.take
+    local = jax.eval_shape(lambda tree: one(tree, 0), local)
+    loss = jax.eval_shape(problem.loss, local, lam, jax.eval_shape(lambda tree: one(tree, 0), problem.shards))
+    if getattr(loss, "shape", None) != ():
+        shape = getattr(loss, "shape", type(loss).__name__)
+        msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."
+        raise ValueError(msg)
+
+
+def _check_mask_is_used(problem: Problem, rows: np.ndarray) -> None:
+    """Padded rows must not count: the shortest shard's loss with and without its padding must agree."""
+    index, longest = int(rows.argmin()), int(rows.max())
+    size = int(rows[index])
+    lam, local = problem.init(jax.random.key(0))
+    padded = (_shards.take(local, index), _shards.take(problem.shards, index))
+    cut = jax.tree.map(lambda leaf: leaf[:size] if leaf.shape[:1] == (longest,) else leaf, padded)
+    with_padding, without = problem.loss(padded[0], lam, padded[1]), problem.loss(cut[0], lam, cut[1])
+    if not np.allclose(with_padding, without, rtol=1e-4, atol=1e-6):
+        msg = (
+            "`loss` must leave out the rows where shard['mask'] is 0: the shards have "
+            f"{size} to {longest} rows and were padded, and the loss of shard {index} is {float(without):.6g} "
+            f"without and {float(with_padding):.6g} with padding; multiply each row's term by shard['mask']."
+        )
+        raise ValueError(msg)
