@@ -30,9 +30,4 @@ def regression_rows(rng, n=60):
 def regression_shards(rng, sizes):
     x, y = regression_rows(rng, sum(sizes))
     ends = np.cumsum(sizes)
-    return [
-        {"x": x[b - s : b], "y": y[b - s : b], "fraction": np.asarray(s / sum(sizes))}
-        for b, s in zip(ends, sizes)
-    ]
-
-
+    return [{"x": x[b - s : b], "y": y[b - s : b], "fraction": np.asarray(s / sum(sizes))} for b, s in zip(ends, sizes)]

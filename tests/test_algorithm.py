@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from models_for_tests import Regression, regression_shards
 
 import pdvi
+from models_for_tests import Regression, regression_shards
 from pdvi.algorithm import initial_state, with_penalty
 from pdvi.executors import Memory
 

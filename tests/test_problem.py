@@ -3,9 +3,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models_for_tests import Regression, regression_shards
 
 import pdvi
+from models_for_tests import Regression, regression_shards
 from pdvi.shards import take
 
 
@@ -116,7 +116,10 @@ def _with(**changes):
         (_with(y=np.zeros((2, 4))), r"number of shards as leading size, got"),
         (_with(y=np.array([["a"] * 4] * 3)), r"`shards` must hold numbers: leaf \['y'\] has dtype"),
         (_with(x=np.zeros((3, 0, 3)), y=np.zeros((3, 0))), r"no shard may be empty"),
-        ([{"x": np.zeros((2, 3))}, {"x": np.zeros((0, 3))}], r"no shard may be empty: leaf \['x'\] of shards\[1\] has 0"),
+        (
+            [{"x": np.zeros((2, 3))}, {"x": np.zeros((0, 3))}],
+            r"no shard may be empty: leaf \['x'\] of shards\[1\] has 0",
+        ),
         ([{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}], r"may differ in their leading size only: leaf \['x'\]"),
         ([{"x": np.zeros(2)}, {"y": np.zeros(2)}], r"same structure: shards\[1\]"),
         ([np.zeros((2, 3)), np.zeros((3, 3))], r"unequal size \(2 to 3 rows\) must be dicts"),

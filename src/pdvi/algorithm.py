@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pdvi.problem import Problem
 from pdvi.shards import put, take
 
 Array = jax.Array
 PyTree = Any
-# (phi, shard, lam0, mu, D) -> argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 ||lam - lam0||_D^2
-Oracle = Callable[[PyTree, PyTree, Array, Array, Array], tuple[PyTree, Array]]
+# (problem, phi, shard, lam0, mu, D) -> argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 |lam - lam0|_D^2
+Oracle = Callable[[Problem, PyTree, PyTree, Array, Array, Array], tuple[PyTree, Array]]
 
 
 class PrimalDualState(NamedTuple):
@@ -38,33 +39,38 @@ def initial_state(lam: Array, local: PyTree, penalty: Array, n_shards: int) -> P
     """lam_b = lam0, mu_b = 0, h = 0."""
     copies = jnp.broadcast_to(lam, (n_shards, lam.size))
     return PrimalDualState(
-        lam, local, lam, jnp.zeros_like(lam), copies, jnp.zeros_like(copies), jnp.broadcast_to(penalty, lam.shape)
+        lam,
+        local,
+        lam,
+        jnp.zeros_like(lam),
+        copies,
+        jnp.zeros_like(copies),
+        jnp.broadcast_to(penalty, lam.shape),
     )
 
 
-def algorithm_1(oracle: Oracle, shards: PyTree, state: PrimalDualState, batch: Array) -> PrimalDualState:
+def algorithm_1(problem: Problem, oracle: Oracle, state: Any, batch: Array) -> Any:
     """One step: the shards in ``batch`` are visited in parallel, the others are left as they are."""
     lam0, D = state.lam0, state.penalty
 
-    def visit(phi: PyTree, mu: Array, shard: PyTree) -> tuple[PyTree, Array, Array]:
-        phi, lam = oracle(phi, shard, lam0, mu, D)  # local primal
+    def visit(phi: PyTree, shard: PyTree, mu: Array) -> tuple[PyTree, Array, Array]:
+        phi, lam = oracle(problem, phi, shard, lam0, mu, D)  # local primal
         return phi, lam, mu + D * (lam - lam0)  # dual ascent
 
-    phi, lam, mu = jax.vmap(visit)(take(state.local, batch), state.duals[batch], take(shards, batch))
+    phi, lam, mu = problem.map_shards(visit, state.local, batch, take(state.duals, batch))
     h = state.h + (lam - lam0).sum(0) / state.duals.shape[0]
     gamma = lam.mean(0)
-    return PrimalDualState(
+    return state._replace(
         lam=gamma,
         local=put(state.local, batch, phi),
         lam0=gamma + h,  # global primal
         h=h,
-        copies=state.copies.at[batch].set(lam),
-        duals=state.duals.at[batch].set(mu),
-        penalty=D,
+        copies=put(state.copies, batch, lam),
+        duals=put(state.duals, batch, mu),
     )
 
 
-def with_penalty(state: PrimalDualState, penalty: Array) -> PrimalDualState:
+def with_penalty(state: Any, penalty: Array) -> Any:
     """The same point and duals under another D: h is rebuilt from the duals, lam0 from gamma and h."""
     h = state.duals.mean(0) / penalty
     return state._replace(penalty=penalty, h=h, lam0=state.lam + h)

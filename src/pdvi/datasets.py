@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
 from pdvi.models import Quadratic, Quartic, TanhRegression
+from pdvi.partition import Layout, layout
 from pdvi.problem import Problem
 
 
@@ -77,6 +82,103 @@ def tanh_regression(n: int = 100, *, dim_global: int = 3, dim_local: int = 2, se
     truth = rng.standard_normal(dim_global)
     y = 2 * np.tanh(A @ truth) + 0.3 * rng.standard_normal((n, dim_local))
     return Problem(TanhRegression(dim_global), {"A": A, "y": y})
+
+
+class MixtureData(NamedTuple):
+    """Rows from a Gaussian mixture, and the mini-batch each belongs to."""
+
+    X: np.ndarray
+    labels: np.ndarray
+    means: np.ndarray
+    noise_variance: np.ndarray
+    batch: np.ndarray
+
+    @property
+    def where(self) -> Layout:
+        """The mini-batches as shards."""
+        return layout(self.batch)
+
+    def problem(self, settings: EmpiricalBayes | None = None, *, seed: int = 0) -> Problem:
+        """The mixture problem with one shard per mini-batch, by default from a k-means start."""
+        settings = empirical_bayes(self.X, len(self.means), seed=seed) if settings is None else settings
+        return gaussian_mixture_problem(self.X, settings, self.where)
+
+
+def mixture(
+    n: int = 100_000,
+    *,
+    dim: int = 10,
+    n_components: int = 5,
+    batch_size: int = 1_000,
+    bias: float = 0.95,
+    separation: float = 1.0,
+    seed: int = 0,
+) -> MixtureData:
+    """The paper's synthetic mixture: equal weights, unit noise, means from N(0, separation^2 I).
+
+    Mini-batches of ``batch_size`` rows are dominated by one component each: a share ``bias`` of a batch is of its
+    own component, the rest are drawn from all that is left. With bias 0 the batches are i.i.d.
+    """
+    if not 0 <= bias <= 1:
+        msg = f"`bias` must be between 0 and 1, got {bias!r}."
+        raise ValueError(msg)
+    if not 1 <= batch_size <= n:
+        msg = f"`batch_size` must be between 1 and the number of rows ({n}), got {batch_size!r}."
+        raise ValueError(msg)
+    rng = np.random.default_rng(seed)
+    means = separation * rng.standard_normal((n_components, dim))
+    labels = rng.permutation(np.arange(n) % n_components)
+    X = (means[labels] + rng.standard_normal((n, dim))).astype(np.float32)
+    n_batches = n // batch_size
+    batch = np.full(n, -1)
+    own = rng.permutation(np.arange(n_batches) % n_components)
+    rows = [rng.permutation(np.flatnonzero(labels == k)) for k in range(n_components)]
+    used = np.zeros(n_components, int)
+    for b, k in enumerate(own):
+        take = rows[k][used[k] : used[k] + round(bias * batch_size)]
+        batch[take] = b
+        used[k] += len(take)
+    sizes = np.diff(np.arange(n_batches + 1) * n // n_batches)
+    missing = np.repeat(np.arange(n_batches), sizes - np.bincount(batch[batch >= 0], minlength=n_batches))
+    batch[batch < 0] = rng.permutation(missing)
+    return MixtureData(X, labels, means, np.ones(dim), batch)
+
+
+class TissueFeatures(NamedTuple):
+    """Spots on a tissue as features (principal components, say), with their true domains."""
+
+    X: np.ndarray
+    coordinates: np.ndarray
+    labels: np.ndarray
+
+
+def tissue_features(
+    n_spots: int = 147_456,
+    *,
+    n_features: int = 50,
+    n_domains: int = 23,
+    noise: float = 1.8,
+    patchiness: float = 27.0,
+    seed: int = 0,
+) -> TissueFeatures:
+    """A square tissue of spots on a grid, at feature level: for speed and optimisation, not for biology.
+
+    Domains are where one of ``n_domains`` smooth random fields is largest (``patchiness``: how many of their length
+    scales fit along a side). Features are domain centres, decreasing from 1.2 to 0.2 in spread as
+    principal components do, plus ``noise`` times standard normal.
+    """
+    side = int(np.ceil(np.sqrt(n_spots)))
+    rng = np.random.default_rng(seed)
+    fields = np.stack(
+        [gaussian_filter(rng.standard_normal((side, side), np.float32), side / patchiness) for _ in range(n_domains)],
+        -1,
+    )
+    labels = fields.reshape(-1, n_domains).argmax(1)[:n_spots]
+    centres = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
+    X = centres[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
+    axes = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
+    coordinates = np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
+    return TissueFeatures(X, coordinates, labels)
 
 
 def _spread(dim: int, chosen: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from pdvi.executors import Memory
 from pdvi.problem import Problem
-from pdvi.result import Result, Status, load_result
+from pdvi.result import Point, Result, Status, load_result
 from pdvi.sampling import Reshuffled, Sampling, batches, steps_per_epoch
 from pdvi.stepsize import Safeguard
 
@@ -68,7 +69,7 @@ def fit(
     grad_tol: float = 0.0,
     seed: int | None = None,
     sampling: Sampling | None = None,
-    start: Result | str | os.PathLike | Mapping[str, Any] | None = None,
+    start: Result | Point | str | os.PathLike | Mapping[str, Any] | None = None,
     executor: Any = None,
     callbacks: Sequence[Callable[[Progress], Any]] = (),
     checkpoint: Checkpoint | str | os.PathLike | None = None,
@@ -88,15 +89,16 @@ def fit(
         stop when the objective changes by less than ``tol`` times its size from one log point to the next,
         at least an epoch apart, twice in a row; 0 never stops.
     grad_tol
-        stop when the norm of grad_lam F is below ``grad_tol`` times that at the start.
+        stop when the norm of grad_lam F is below ``grad_tol`` times that at the start, and the objective moved by no
+        more than ``grad_tol`` times the range it has covered.
     seed
         of the model's start and of the draws (default 0).
     sampling
         how shards are drawn; see `pdvi.sampling`. By default every epoch in a new random order.
     start
-        a dict of blocks to start from; or a result or a checkpoint: made by the same solver it is continued to
-        the same bits as an uninterrupted run (budgets count from its beginning), made by another it is
-        the starting point of a new run.
+        a dict of blocks to start from; a `Point` (``result.point``), which has local variables too; or a result or
+        a checkpoint: made by the same solver it is continued to the same bits as an uninterrupted run (budgets
+        count from its beginning), made by another its point is where a new run starts.
     callbacks
         called with a `Progress` at every log point; the run stops when one returns True.
     checkpoint
@@ -145,14 +147,14 @@ class _Run:
             start = load_result(start)
         earlier = start if isinstance(start, Result) and start.solver == _describe(solver) else None
         self.problem, self.solver = problem, solver
-        self.batch_size = _batch_size(problem, batch_size, earlier)
+        self.batch_size = _batch_size(problem, solver, batch_size, earlier)
         self.seed = _seed(seed, earlier)
         self.sampling, self.executor = sampling or Reshuffled(), executor or Memory()
         self.steps_per_epoch = steps_per_epoch(problem.n_shards, self.batch_size)
         self.stride = max(1, round(_positive("log_every", log_every) * self.steps_per_epoch))
         self.state = self._initial_state(start, earlier)
         self.step: int = earlier.n_steps if earlier else 0
-        self.rows: list[dict[str, Any]] = earlier.trace.to_dict("records") if earlier else []
+        self.rows: list[dict] = earlier.trace.to_dict("records") if earlier else []
         self.seconds: float = self.rows[-1]["seconds"] if self.rows else 0.0
         self.failed = False
         self.good = self.state
@@ -162,14 +164,15 @@ class _Run:
 
     def _initial_state(self, start: Any, earlier: Result | None) -> Any:
         lam, local = self.problem.init(jax.random.key(self.seed))
-        if isinstance(start, Result):
+        known = isinstance(start, Result | Point)
+        if known:
             local = _like(local, jax.tree.leaves(start.local_params), "the local variables of `start`")
             start = start.global_params
         if start is not None:
             lam = _lam_from(self.problem, start)
         state = self.solver.init(self.problem, lam, local, self.batch_size)
         if earlier is None:
-            return state
+            return self.executor.warm(self.problem, self.solver, state) if known else state
         return _like(state, [lam, *jax.tree.leaves(local), *earlier.rest], "the solver's state in `start`")
 
     def advance(self, last: int) -> None:
@@ -185,9 +188,7 @@ class _Run:
         """Evaluate the state and add a row to the trace."""
         measured = self.executor.evaluate(self.problem, self.solver, self.state)
         epoch = self.step / self.steps_per_epoch
-        self.rows.append(
-            {"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event}
-        )
+        self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
         if self.step == 0 and not np.isfinite(measured["objective"]):
             msg = f"the objective at the start is {measured['objective']}; give another `start`."
             raise ValueError(msg)
@@ -251,21 +252,35 @@ class _Keeper:
 
 
 def _verdict(
-    run: _Run, callbacks: Sequence[Callable], last: int, max_seconds: float | None, tol: float, grad_tol: float
+    run: _Run,
+    callbacks: Sequence[Callable],
+    last: int,
+    max_seconds: float | None,
+    tol: float,
+    grad_tol: float,
 ) -> Status:
     """Whether to stop at this log point, and why."""
     if run.failed:
         return Status.DIVERGED
     progress = Progress(run.rows[-1], run.problem, run.state)
-    if any([callback(progress) is True for callback in callbacks]):  # every callback is called
+    answers = [callback(progress) for callback in callbacks]
+    if True in answers:
         return Status.STOPPED
-    if _settled(run.rows, tol) or run.rows[-1]["grad_norm"] < grad_tol * run.rows[0]["grad_norm"]:
+    if _settled(run.rows, tol) or _flat(run.rows, grad_tol):
         return Status.CONVERGED
     if run.step >= last:
         return Status.MAX_EPOCHS
     if max_seconds is not None and run.seconds >= max_seconds:
         return Status.MAX_SECONDS
     return Status.RUNNING
+
+
+def _flat(rows: list[dict[str, Any]], grad_tol: float) -> bool:
+    """A small gradient in the globals, and an objective that moves no more: the locals must have settled too."""
+    if len(rows) < 2 or rows[-1]["grad_norm"] >= grad_tol * rows[0]["grad_norm"]:
+        return False
+    values = np.array([row["objective"] for row in rows])
+    return bool(abs(values[-1] - values[-2]) <= grad_tol * np.ptp(values[np.isfinite(values)]))
 
 
 def _settled(rows: list[dict[str, Any]], tol: float) -> bool:
@@ -278,14 +293,26 @@ def _settled(rows: list[dict[str, Any]], tol: float) -> bool:
             points.append(row)
         if len(points) == 3:
             values = [point["objective"] for point in points]
-            return all(abs(a - b) < tol * abs(b) for a, b in zip(values, values[1:]))
+            return all(abs(a - b) < tol * abs(b) for a, b in pairwise(values))
     return False
 
 
-def _batch_size(problem: Problem, batch_size: int | None, earlier: Result | None) -> int:
+def _batch_size(problem: Problem, solver: Any, batch_size: int | None, earlier: Result | None) -> int:
+    if getattr(solver, "full_batch", False):
+        if batch_size not in (None, problem.n_shards):
+            msg = (
+                f"`batch_size` must be left out for {type(solver).__name__}, which visits all "
+                f"{problem.n_shards} shards in every step, got {batch_size!r}."
+            )
+            raise ValueError(msg)
+        return problem.n_shards
     if batch_size is None:
         return earlier.batch_size if earlier else max(1, problem.n_shards // 100)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or not 1 <= batch_size <= problem.n_shards:
+    if (
+        isinstance(batch_size, bool)
+        or not isinstance(batch_size, int | np.integer)
+        or not 1 <= batch_size <= problem.n_shards
+    ):
         msg = (
             f"`batch_size` must be a whole number between 1 and the number of shards ({problem.n_shards}), "
             f"got {batch_size!r}."
@@ -300,13 +327,17 @@ def _batch_size(problem: Problem, batch_size: int | None, earlier: Result | None
 def _seed(seed: int | None, earlier: Result | None) -> int:
     if seed is None:
         return earlier.seed if earlier else 0
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    if not _is_whole(seed) or seed < 0:
         msg = f"`seed` must be a whole number of at least 0, got {seed!r}."
         raise ValueError(msg)
     if earlier and seed != earlier.seed:
         msg = f"`seed` must be that of the run to continue ({earlier.seed}), got {seed!r}."
         raise ValueError(msg)
     return int(seed)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _last_step(max_epochs: float, max_steps: int | None, per_epoch: int) -> int:

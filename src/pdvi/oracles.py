@@ -82,7 +82,7 @@ class LBFGS(eqx.Module):
 
     def minimise(self, objective: Objective, start: Array) -> Array:
         """A minimiser of ``objective`` near ``start``."""
-        solver = optx.LBFGS(rtol=self.tol, atol=self.tol)
+        solver: Any = optx.LBFGS(rtol=self.tol, atol=self.tol)
         return optx.minimise(lambda x, _: objective(x), solver, start, max_steps=self.steps, throw=False).value
 
 
@@ -150,16 +150,21 @@ class CoordinateDescent(eqx.Module):
         return unflatten(self._minimise(lambda x: problem.loss(unflatten(x), lam, shard), flat))
 
     def global_step(
-        self, problem: Problem, local: PyTree, lam: Array, shard: PyTree, lam0: Array, mu: Array, penalty: Array
+        self,
+        problem: Problem,
+        local: PyTree,
+        lam: Array,
+        shard: PyTree,
+        lam0: Array,
+        mu: Array,
+        penalty: Array,
     ) -> Array:
         """The global variables' turn, the locals fixed."""
         augmentation = problem.augmentation(lam0, mu, penalty)
         if hasattr(problem.model, "global_step"):
             statistics = problem.model.statistics(local, shard)
             return problem.ravel(problem.model.global_step(statistics, augmentation))
-        return self._minimise(
-            lambda x: problem.loss(local, x, shard) + augmentation(problem.unravel(x)), lam
-        )
+        return self._minimise(lambda x: problem.loss(local, x, shard) + augmentation(problem.unravel(x)), lam)
 
     def _minimise(self, objective: Objective, start: Array) -> Array:
         inner = self.inner or (Newton() if start.size <= NEWTON_DIMENSION else LBFGS())

@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi import shards as _shards
+from pdvi.shards import stack, take
 
 Array = jax.Array
 PyTree = Any
 Globals = dict[str, Array]
+
+VECTORISED = 2**18  # array elements of shards worked on at once, where shards are smaller than that
 
 
 class Model(Protocol):
@@ -83,20 +85,26 @@ class Problem(eqx.Module):
     The data is checked and copied once, here. Arrays inside a model that is itself a pytree (an
     ``equinox.Module``, say) may change without recompilation; any other model is taken as a constant and
     must be hashable.
+
+    Shards that touch each other (patches of a tissue) name the rows of other shards' local variables that
+    they read: ``halo``, integers of shape (shards, halo rows), counts rows through all shards. A model
+    then finds the latest values of these rows appended to its own; they are constants to it.
     """
 
     model: Any
     shards: PyTree
+    halo: Array | None
     blocks: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
 
-    def __init__(self, model: Model, shards: PyTree):
+    def __init__(self, model: Model, shards: PyTree, *, halo: Any = None):
         for name in ("init_global", "init_local", "loss"):
             if not callable(getattr(model, name, None)):
                 msg = f"`model` must have a method {name!r}; {type(model).__name__} has none."
                 raise ValueError(msg)
-        stacked, rows = _shards.stack(shards)
+        stacked, rows = stack(shards)
         self.model = _arrays_on_device(model)
         self.shards = stacked
+        self.halo = None if halo is None else jnp.asarray(halo, jnp.int32)
         self.blocks = _blocks_of(model)
         _check_loss(self)
         if rows is not None:
@@ -135,27 +143,63 @@ class Problem(eqx.Module):
         """The augmented Lagrangian's extra terms, as models see them."""
         return Augmentation(self.unravel(lam0), self.unravel(mu), self.unravel(penalty))
 
+    @eqx.filter_jit
     def init(self, key: Array) -> tuple[Array, PyTree]:
         """The model's own start: ``lam``, and the locals of all shards. Keys are spawned per shard."""
         key_global, key_local = jax.random.split(key)
         lam = self.ravel(jax.tree.map(_float, dict(self.model.init_global(key_global))))
         keys = jax.vmap(lambda b: jax.random.fold_in(key_local, b))(jnp.arange(self.n_shards))
-        return lam, jax.vmap(self.model.init_local)(keys, self.shards)
+        local = jax.vmap(self.model.init_local)(keys, self.shards)
+        # a weakly typed start would compile everything twice
+        return lam, jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), local)
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
         """The loss of every shard (to be added in double precision) and grad_lam F."""
 
-        def one(pair: tuple[PyTree, PyTree]) -> tuple[Array, Array]:
-            return jax.value_and_grad(self.loss, argnums=1)(pair[0], lam, pair[1])
+        def one(local: PyTree, shard: PyTree) -> tuple[Array, Array]:
+            return jax.value_and_grad(self.loss, argnums=1)(local, lam, shard)
 
-        losses, gradients = self.map_shards(one, (local, self.shards))
+        losses, gradients = self.map_shards(one, local)
         return losses, gradients.sum(0)
 
-    def map_shards(self, function: Any, arguments: PyTree) -> PyTree:
-        """``function`` over shards, in chunks that keep small shards vectorised and large ones one by one."""
+    def read(self, local: PyTree, b: Array) -> PyTree:
+        """The local variables of shard ``b``, its halo rows appended."""
+        own = take(local, b)
+        if self.halo is None:
+            return own
+        rows = self.halo[b]
+
+        def extend(mine: Array, everyone: Array) -> Array:
+            flat = everyone.reshape(-1, *everyone.shape[2:])
+            return jnp.concatenate([mine, jnp.take(flat, rows, axis=0, mode="clip")])
+
+        return jax.tree.map(extend, own, local)
+
+    def map_shards(self, function: Any, local: PyTree, batch: Array | None = None, *more: PyTree) -> PyTree:
+        """``function(local, shard, *more)`` for each shard in ``batch`` (default: all), results stacked.
+
+        Small shards run vectorised, large ones one after the other, which keeps memory flat.
+        """
+        batch = jnp.arange(self.n_shards) if batch is None else batch
+
+        def visit(arguments: tuple) -> PyTree:
+            b, *rest = arguments
+            return function(self.read(local, b), take(self.shards, b), *rest)
+
         elements = sum(leaf[0].size for leaf in jax.tree.leaves(self.shards))
-        chunk = max(1, min(self.n_shards, 2**18 // max(elements, 1)))
-        return jax.lax.map(function, arguments, batch_size=chunk if chunk > 1 else None)
+        chunk = _chunk(len(batch), max(1, VECTORISED // max(elements, 1)))
+        if len(batch) == 1:
+            alone = visit(jax.tree.map(lambda leaf: leaf[0], (batch, *more)))
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
+        if chunk >= len(batch):
+            return jax.vmap(lambda *arguments: visit(arguments))(batch, *more)
+        return jax.lax.map(visit, (batch, *more), batch_size=chunk if chunk > 1 else None)
+
+
+def _chunk(length: int, most: int) -> int:
+    """At most ``most`` at once; without a remainder, which would compile the same work again, if that costs little."""
+    even = max(size for size in range(1, min(most, length) + 1) if length % size == 0)
+    return even if 4 * even >= min(most, length) else most
 
 
 def _float(value: Any) -> Array:
@@ -179,10 +223,11 @@ def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _check_loss(problem: Problem) -> None:
-    lam, local = jax.eval_shape(problem.init, jax.random.key(0))
-    one = _shards.take
-    local = jax.eval_shape(lambda tree: one(tree, 0), local)
-    loss = jax.eval_shape(problem.loss, local, lam, jax.eval_shape(lambda tree: one(tree, 0), problem.shards))
+    def first_loss() -> Array:
+        lam, local = problem.init(jax.random.key(0))
+        return problem.loss(problem.read(local, jnp.asarray(0)), lam, take(problem.shards, 0))
+
+    loss = jax.eval_shape(first_loss)
     if getattr(loss, "shape", None) != ():
         shape = getattr(loss, "shape", type(loss).__name__)
         msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."
@@ -194,7 +239,7 @@ def _check_mask_is_used(problem: Problem, rows: np.ndarray) -> None:
     index, longest = int(rows.argmin()), int(rows.max())
     size = int(rows[index])
     lam, local = problem.init(jax.random.key(0))
-    padded = (_shards.take(local, index), _shards.take(problem.shards, index))
+    padded = (take(local, index), take(problem.shards, index))
     cut = jax.tree.map(lambda leaf: leaf[:size] if leaf.shape[:1] == (longest,) else leaf, padded)
     with_padding, without = problem.loss(padded[0], lam, padded[1]), problem.loss(cut[0], lam, cut[1])
     if not np.allclose(with_padding, without, rtol=1e-4, atol=1e-6):

@@ -6,9 +6,10 @@ import enum
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,6 +39,13 @@ class Status(enum.Enum):
         return f"{self.name}: {self.value}"
 
 
+class Point(NamedTuple):
+    """Global parameters and the local variables that go with them."""
+
+    global_params: Mapping[str, Any]
+    local_params: PyTree
+
+
 @dataclass(frozen=True)
 class Result:
     """The outcome of `pdvi.fit`.
@@ -61,6 +69,11 @@ class Result:
     def converged(self) -> bool:
         """Whether the tolerance was reached."""
         return self.status is Status.CONVERGED
+
+    @property
+    def point(self) -> Point:
+        """Where the run ended, as a start for another."""
+        return Point(self.global_params, self.local_params)
 
     @property
     def objective(self) -> float:
@@ -114,9 +127,7 @@ def load_result(path: str | os.PathLike) -> Result:
             meta = json.loads(group.attrs["pdvi"])  # type: ignore[arg-type]
             arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
             arrays |= {
-                f"{part}/{name}": np.asarray(array[...])
-                for part, sub in group.groups()
-                for name, array in sub.arrays()
+                f"{part}/{name}": np.asarray(array[...]) for part, sub in group.groups() for name, array in sub.arrays()
             }
     except Exception as error:
         msg = f"{str(path)!r} is not a pdvi result file, or it is damaged ({error}); save it again."

@@ -24,9 +24,7 @@ def steps_per_epoch(n_shards: int, batch_size: int) -> int:
     return -(-n_shards // batch_size)
 
 
-def batches(
-    sampling: Sampling, seed: int, start: int, stop: int, n_shards: int, batch_size: int
-) -> np.ndarray:
+def batches(sampling: Sampling, seed: int, start: int, stop: int, n_shards: int, batch_size: int) -> np.ndarray:
     """The batches of steps ``start`` to ``stop``, counted from the beginning of the run."""
     size = steps_per_epoch(n_shards, batch_size)
     first, last = start // size, -(-stop // size)

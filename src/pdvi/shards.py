@@ -41,11 +41,17 @@ def stack(shards: PyTree) -> tuple[PyTree, np.ndarray | None]:
 
 def take(shards: PyTree, index: Any) -> PyTree:
     """The shard or the batch of shards at ``index``."""
+    if np.shape(index) == (1,):  # a slice, where a gather of one large row would crawl
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), shards)
     return jax.tree.map(lambda leaf: leaf[index], shards)
 
 
 def put(shards: PyTree, index: Any, values: PyTree) -> PyTree:
     """``shards`` with those at ``index`` replaced."""
+    if np.shape(index) == (1,):
+        return jax.tree.map(
+            lambda leaf, value: jax.lax.dynamic_update_slice_in_dim(leaf, value, index[0], 0), shards, values
+        )
     return jax.tree.map(lambda leaf, value: leaf.at[index].set(value), shards, values)
 
 
@@ -53,7 +59,7 @@ def _stack_list(shards: list[PyTree]) -> tuple[PyTree, np.ndarray | None]:
     if not shards:
         msg = "`shards` must hold at least one shard, got 0."
         raise ValueError(msg)
-    structure = jax.tree.structure(shards[0])
+    structure: Any = jax.tree.structure(shards[0])
     for index, shard in enumerate(shards):
         if jax.tree.structure(shard) != structure:
             msg = (

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.problem import Problem
-from pdvi.shards import take
 
 Array = jax.Array
 PyTree = Any
@@ -27,15 +26,11 @@ SAMPLED_SHARDS = 256  # autodiff curvature looks at this many shards, evenly spr
 FLOOR = 1e-4  # of the block's mean: keeps D positive where the loss is flat
 
 
-def automatic_penalty(
-    problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float = 0.1
-) -> Array:
+def automatic_penalty(problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float = 0.1) -> Array:
     """D per coordinate from the curvature at the start; ``scale`` is c / (B / |S|)."""
     curvature = _curvature(problem, lam, local)
     if not bool(jnp.isfinite(curvature).all()):
-        bad = [
-            name for name, part in problem.block_slices.items() if not jnp.isfinite(curvature[part]).all()
-        ]
+        bad = [name for name, part in problem.block_slices.items() if not jnp.isfinite(curvature[part]).all()]
         msg = (
             f"the curvature of the loss at the start is not finite in {bad}; give another `start`, "
             "or set `eta` by hand."
@@ -43,11 +38,6 @@ def automatic_penalty(
         raise ValueError(msg)
     constant = max(1.0, scale * problem.n_shards / batch_size)
     return constant * _floored(problem, curvature)
-
-
-def scalar_penalty(penalty: Array) -> Array:
-    """One number for all coordinates: the geometric mean, half-way between the stiff and the flat ones."""
-    return jnp.exp(jnp.log(penalty).mean())
 
 
 def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
@@ -77,28 +67,21 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
 def _curvature(problem: Problem, lam: Array, local: PyTree) -> Array:
     if hasattr(problem.model, "curvature"):
 
-        def offered(pair: tuple[PyTree, PyTree]) -> Array:
-            return problem.ravel(problem.model.curvature(pair[0], problem.unravel(lam), pair[1]))
+        def offered(local: PyTree, shard: PyTree) -> Array:
+            return problem.ravel(problem.model.curvature(local, problem.unravel(lam), shard))
 
-        return jnp.abs(problem.map_shards(offered, (local, problem.shards))).mean(0)
-
-    def gradient(local: PyTree, shard: PyTree) -> Any:
-        return jax.grad(lambda x: problem.loss(local, x, shard))
-
-    def exact(pair: tuple[PyTree, PyTree]) -> Array:
-        return jnp.diagonal(jax.jacfwd(gradient(*pair))(lam))
+        return jnp.abs(problem.map_shards(offered, local)).mean(0)
 
     probes = jax.random.rademacher(jax.random.key(0), (PROBES, lam.size), lam.dtype)
 
-    def hutchinson(pair: tuple[PyTree, PyTree]) -> Array:
-        def probe(z: Array) -> Array:
-            return z * jax.jvp(gradient(*pair), (lam,), (z,))[1]
+    def diagonal(local: PyTree, shard: PyTree) -> Array:
+        gradient = jax.grad(lambda x: problem.loss(local, x, shard))
+        if lam.size <= EXACT_DIMENSION:
+            return jnp.diagonal(jax.jacfwd(gradient)(lam))
+        return jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0)
 
-        return jax.lax.map(probe, probes).mean(0)
-
-    sample = np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
-    diagonal = exact if lam.size <= EXACT_DIMENSION else hutchinson
-    return jnp.abs(problem.map_shards(diagonal, take((local, problem.shards), sample))).mean(0)
+    sample = jnp.asarray(np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int)))
+    return jnp.abs(problem.map_shards(diagonal, local, sample)).mean(0)
 
 
 def _floored(problem: Problem, curvature: Array) -> Array:
@@ -112,7 +95,7 @@ def _floored(problem: Problem, curvature: Array) -> Array:
 
 
 class Safeguard:
-    """Watches the objective: non-finite, or rising for several epochs, means D was too small.
+    """Watches the objective: non-finite, rising, or far above its best for several epochs, means D was too small.
 
     ``fit`` then restores the last good state and asks the solver to go on from there more carefully
     (`recover`: D times 4, h rebuilt from the duals), at most ``tries`` times.
@@ -121,25 +104,28 @@ class Safeguard:
     factor = 4.0
     tries = 5
     rises = 4  # log points in a row, and at least as many epochs
-    slack = 1e-6  # of the objective, plus 1e-12 of the largest seen: smaller rises are rounding
+    slack = 1e-6  # of the objective, plus 1e-12 of the first: smaller rises are rounding
 
     def __init__(self) -> None:
-        self.largest = 0.0
         self.streak = 0
         self.good_epoch = 0.0
-        self.previous = np.inf
+        self.first = self.best = self.previous = np.inf
 
     def judge(self, epoch: float, objective: float) -> str | None:
         """The reason to go back, or None."""
         if not np.isfinite(objective):
             return "the objective is not finite"
-        self.largest = max(self.largest, abs(objective))
-        rising = objective > self.previous + self.slack * abs(self.previous) + 1e-12 * self.largest
+        if np.isinf(self.first):
+            self.first = objective
+        self.best = min(self.best, objective)
+        rounding = self.slack * abs(self.previous) + 1e-12 * abs(self.first)
+        rising = objective > self.previous + rounding
+        lost = objective > self.best + 0.5 * (self.first - self.best) + 1e-3 * abs(self.best)
         self.previous = objective
-        if not rising:
+        if not (rising or lost):
             self.streak, self.good_epoch = 0, epoch
             return None
         self.streak += 1
         if self.streak >= self.rises and epoch - self.good_epoch >= self.rises:
-            return f"the objective rose for {epoch - self.good_epoch:g} epochs"
+            return f"the objective rose, or lost half of what was gained, for {epoch - self.good_epoch:g} epochs"
         return None

@@ -21,10 +21,15 @@ class Memory:
         """``state`` after one step per row of ``batches``."""
         return jax.block_until_ready(_run(problem, _traced(solver), state, jnp.asarray(batches)))
 
+    def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
+        """``state``, made aware that its local variables are known."""
+        return _warm(problem, _traced(solver), state)
+
     def evaluate(self, problem: Problem, solver: Any, state: Any) -> dict[str, float]:
         """Objective, gradient norms and the solver's own metrics. Shards are added in double precision."""
-        losses, gradient, metrics = _evaluate(problem, _traced(solver), state)
-        gradient = np.asarray(gradient, float)
+        losses, summed = _evaluate(problem, state.lam, state.local)
+        metrics = _metrics(_traced(solver), state) if hasattr(solver, "metrics") else {}
+        gradient = np.asarray(summed, float)
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
             norms = {
                 f"grad_norm_{name}": float(np.linalg.norm(gradient[part]))
@@ -41,13 +46,24 @@ class Memory:
 
 @eqx.filter_jit
 def _run(problem: Problem, solver: Any, state: Any, batches: Array) -> Any:
+    state = solver.tidy(state) if hasattr(solver, "tidy") else state
     return jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, batches)[0]
 
 
+# apart from the solver, so that all solvers share one compilation of it
 @eqx.filter_jit
-def _evaluate(problem: Problem, solver: Any, state: Any) -> tuple[Array, Array, dict[str, Array]]:
-    losses, gradient = problem.evaluate(state.lam, state.local)
-    return losses, gradient, solver.metrics(state) if hasattr(solver, "metrics") else {}
+def _evaluate(problem: Problem, lam: Array, local: Any) -> tuple[Array, Array]:
+    return problem.evaluate(lam, local)
+
+
+@eqx.filter_jit
+def _metrics(solver: Any, state: Any) -> dict[str, Array]:
+    return solver.metrics(state)
+
+
+@eqx.filter_jit
+def _warm(problem: Problem, solver: Any, state: Any) -> Any:
+    return solver.warm(problem, state) if hasattr(solver, "warm") else state
 
 
 def _traced(solver: Any) -> Any:

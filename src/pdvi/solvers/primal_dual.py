@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,10 +12,13 @@ import jax.numpy as jnp
 from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, with_penalty
 from pdvi.oracles import default_oracle
 from pdvi.problem import Problem
-from pdvi.stepsize import automatic_penalty, penalty_from_eta, scalar_penalty
+from pdvi.stepsize import automatic_penalty, penalty_from_eta
 
 Array = jax.Array
 PyTree = Any
+Stages = tuple[tuple[float, int], ...]
+
+ENDED = 2**30  # a count of steps after which no stage begins
 
 
 class _PrimalDual(eqx.Module):
@@ -25,16 +27,27 @@ class _PrimalDual(eqx.Module):
     eta: eqx.AbstractVar[Any]
     oracle: eqx.AbstractVar[Any]
 
-    def step(self, problem: Problem, state: PrimalDualState, batch: Array) -> PrimalDualState:
+    def step(self, problem: Problem, state: Any, batch: Array) -> Any:
         """One step of Algorithm 1."""
-        oracle = self.oracle or default_oracle(problem.model)
-        return algorithm_1(partial(oracle, problem), problem.shards, state, batch)
+        return algorithm_1(problem, self.oracle or default_oracle(problem.model), state, batch)
 
-    def metrics(self, state: PrimalDualState) -> dict[str, Array]:
+    def metrics(self, state: Any) -> dict[str, Array]:
         """The consensus gap, mean_b |lam_b - gamma|."""
         return {"consensus": jnp.linalg.norm(state.copies - state.lam, axis=1).mean()}
 
-    def recover(self, state: PrimalDualState, factor: float) -> PrimalDualState:
+    def tidy(self, state: Any) -> Any:
+        """h and lam0 rebuilt from the duals: in single precision the running sum drifts."""
+        return with_penalty(state, state.penalty)
+
+    def warm(self, problem: Problem, state: Any) -> Any:
+        """The duals of a start whose locals are known: minus the gradients. A stationary start then stays put."""
+
+        def gradient(local: PyTree, shard: PyTree) -> Array:
+            return jax.grad(problem.loss, argnums=1)(local, state.lam, shard)
+
+        return self.tidy(state._replace(duals=-problem.map_shards(gradient, state.local)))
+
+    def recover(self, state: Any, factor: float) -> Any:
         """The same point and duals with ``factor`` times the penalty."""
         return with_penalty(state, factor * state.penalty)
 
@@ -45,7 +58,8 @@ class PDVI(_PrimalDual):
     phi_b, lam_b = argmin f_b(phi, lam) + <mu_b, lam - lam0> + |lam - lam0|^2 / (2 eta)
     mu_b        += (lam_b - lam0) / eta
 
-    Without ``eta`` it is chosen from the curvature at the start (the geometric mean over the coordinates).
+    Without ``eta`` the penalty is the automatic one of `P2DVI` averaged over the coordinates: safe, and as slow as
+    the flattest coordinate.
     """
 
     eta: float | None = None
@@ -59,10 +73,24 @@ class PDVI(_PrimalDual):
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> PrimalDualState:
         """The state before the first step."""
         if self.eta is None:
-            penalty = scalar_penalty(automatic_penalty(problem, lam, local, batch_size))
+            penalty = automatic_penalty(problem, lam, local, batch_size).mean()
         else:
             penalty = penalty_from_eta(problem, self.eta)
         return initial_state(lam, local, penalty, problem.n_shards)
+
+
+class ContinuedState(NamedTuple):
+    """Algorithm 1's state, and where the penalty is on its way to ``target``."""
+
+    lam: Array
+    local: PyTree
+    lam0: Array
+    h: Array
+    copies: Array
+    duals: Array
+    penalty: Array
+    target: Array
+    made: Array  # steps
 
 
 class P2DVI(_PrimalDual):
@@ -78,17 +106,62 @@ class P2DVI(_PrimalDual):
     oracle
         how a subproblem is minimised; None (default): the model's closed form, else coordinate descent.
     scale
-        the automatic penalty is max(1, scale B / |S|) times the curvature at the start.
+        the automatic penalty is max(1, scale B / |S|) times the curvature at the start; None (default): 0.1, or
+        what the model recommends for itself.
+    continuation
+        stages ((factor, epochs), ...) in which D is multiplied by ``factor``, before it takes its final value. A
+        small D lets shards disagree for a while, which explores; a large D converges fast. None (default): what the
+        model recommends for itself, if ``eta`` is automatic (``continuation`` and ``worth_exploring``); (): none.
     """
 
     eta: Any = None
     oracle: Any = None
-    scale: float = 0.1
+    scale: float | None = None
+    continuation: Stages | None = eqx.field(default=None, static=True)
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> PrimalDualState:
+    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> ContinuedState:
         """The state before the first step."""
         if self.eta is None:
-            penalty = automatic_penalty(problem, lam, local, batch_size, self.scale)
+            target = automatic_penalty(problem, lam, local, batch_size, self._scale(problem))
         else:
-            penalty = penalty_from_eta(problem, self.eta)
-        return initial_state(lam, local, penalty, problem.n_shards)
+            target = penalty_from_eta(problem, self.eta)
+        explore = self._explores(problem)
+        first = target * self._stages(problem)[0][0] if explore else target
+        state = initial_state(lam, local, first, problem.n_shards)
+        return ContinuedState(*state, target=target, made=jnp.asarray(0 if explore else ENDED, jnp.int32))
+
+    def step(self, problem: Problem, state: ContinuedState, batch: Array) -> ContinuedState:
+        """One step of Algorithm 1, at the start of a stage with a new D."""
+        per_epoch = -(-problem.n_shards // batch.shape[0])
+        stages = self._stages(problem)
+        begin = 0
+        for (_, epochs), following in zip(stages, [*(factor for factor, _ in stages[1:]), 1.0]):
+            begin += epochs * per_epoch
+            state = jax.lax.cond(
+                state.made == begin, lambda s, f=following: with_penalty(s, f * s.target), lambda s: s, state
+            )
+        state = state._replace(made=state.made + 1)
+        return super().step(problem, state, batch)
+
+    def warm(self, problem: Problem, state: ContinuedState) -> ContinuedState:
+        """The duals of a start whose locals are known, and the final penalty: nothing is left to explore."""
+        settled = with_penalty(state, state.target)._replace(made=jnp.full_like(state.made, ENDED))
+        return super().warm(problem, settled)
+
+    def recover(self, state: ContinuedState, factor: float) -> ContinuedState:
+        """The same point and duals with the final penalty, or ``factor`` times it if that is what failed."""
+        target = jnp.where((state.penalty >= state.target).all(), factor * state.target, state.target)
+        return with_penalty(state, target)._replace(target=target, made=jnp.full_like(state.made, ENDED))
+
+    def _scale(self, problem: Problem) -> float:
+        return getattr(problem.model, "penalty_scale", 0.1) if self.scale is None else self.scale
+
+    def _explores(self, problem: Problem) -> bool:
+        if self.continuation is not None:
+            return bool(self.continuation)
+        return bool(self._stages(problem)) and problem.model.worth_exploring()
+
+    def _stages(self, problem: Problem) -> Stages:
+        if self.continuation is not None:
+            return self.continuation
+        return getattr(problem.model, "continuation", ()) if self.eta is None else ()

@@ -1,0 +1,5 @@
+"""`python -m pdvi`."""
+
+from pdvi.cli import main
+
+main()

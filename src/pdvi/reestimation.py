@@ -1,0 +1,155 @@
+"""Variational EM around a fit: noise covariance and weights re-estimated, unused components put to use.
+
+The component means and labels are fitted for fixed hyper-parameters; then these are set to their best values
+for the fit, and the fit goes on from where it was (its duals are minus the gradients there). For diagonal noise
+and for weights each such step lowers the objective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from pdvi.fit import fit
+from pdvi.problem import Problem
+from pdvi.result import Point, Result
+from pdvi.solvers.conjugate import add
+
+Array = jax.Array
+
+EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
+
+
+class Fitted(NamedTuple):
+    """The last problem and result, and the matrix by which the rows were multiplied on the way (tied noise)."""
+
+    problem: Problem
+    result: Result
+    whitening: np.ndarray
+
+
+def variational_em(
+    problem: Problem,
+    solver: Any,
+    *,
+    noise: str | None,
+    weights: bool,
+    reseed: bool,
+    rounds: int = 20,
+    epochs: int = 4,
+    tol: float = 1e-5,
+    start: Point | None = None,
+    **settings: Any,
+) -> Fitted:
+    """Fit, re-estimate, go on; until a round lowers the objective by less than ``tol`` of its size.
+
+    ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
+    ``reseed``: put unused components into the worst-explained one, and keep the outcome if it is better.
+    """
+    result = fit(problem, solver, start=start, tol=tol, **settings)
+    settings = {**settings, "max_epochs": epochs}
+    whitening = np.eye(problem.shards["x"].shape[-1])
+    for _ in range(rounds if noise or weights else 0):
+        problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
+        whitening = np.asarray(step, float) @ whitening
+        before = result.objective
+        result = _joined(
+            result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated"
+        )
+        if before - result.objective < tol * abs(result.objective):
+            break
+    if reseed:
+        result = _reseeded(problem, solver, result, tol, settings)
+    return Fitted(problem, result, whitening)
+
+
+@eqx.filter_jit
+def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bool) -> tuple[Problem, Point, Array]:
+    """The best hyper-parameters for a point, and the point in the new coordinates of whitened rows."""
+    model, shards = problem.model, problem.shards
+    mean, variance = jnp.asarray(point.global_params["mean"]), jnp.exp(jnp.asarray(point.global_params["log_var"]))
+    local = jax.tree.map(jnp.asarray, point.local_params)
+    mass, total, _ = add(problem.map_shards(model.statistics, local))
+    step = jnp.eye(mean.shape[1])
+    if weights:
+        share = jnp.maximum(mass, 1e-6 * model.n_rows / len(mass))
+        model = dataclasses.replace(model, log_weights=jnp.log(share / share.sum()))
+    if noise == "diagonal":
+        square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
+        estimate = square / model.n_rows
+        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, 1e-6 * estimate.mean()))
+    if noise == "tied":
+        cross = total.T @ mean
+        scatter = _scatter(problem) - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
+        scatter = scatter / model.n_rows
+        ridge = 1e-6 * jnp.trace(scatter) / len(scatter)
+        step = jnp.linalg.inv(jnp.linalg.cholesky(scatter + ridge * jnp.eye(len(scatter))))
+        mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
+        prior_mean = step @ model.prior_mean
+        prior_variance = jnp.mean((mean - prior_mean) ** 2 + variance, axis=0)
+        model = dataclasses.replace(
+            model,
+            noise_variance=jnp.ones_like(model.noise_variance),
+            prior_mean=prior_mean,
+            prior_variance=jnp.maximum(prior_variance, 1e-6 * prior_variance.mean()),
+            log_scale=model.log_scale + jnp.log(jnp.diagonal(step)).sum(),
+        )
+        mask = shards["mask"][..., None] if "mask" in shards else 1.0
+        shards = {**shards, "x": x, "square": jnp.sum(mask * x**2, axis=1)}
+    problem = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
+    return problem, Point({"mean": mean, "log_var": jnp.log(variance)}, local), step
+
+
+def _scatter(problem: Problem) -> Array:
+    def one(local: Any, shard: Any) -> Array:
+        x = shard["x"] * shard["mask"][:, None] if "mask" in shard else shard["x"]
+        return x.T @ x
+
+    return problem.map_shards(one, jnp.zeros((problem.n_shards, problem.shards["x"].shape[1]))).sum(0)
+
+
+def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, settings: dict[str, Any]) -> Result:
+    """Try to put unused components to use, as often as there are components; never end worse."""
+    n_rows, n_components = float(problem.model.n_rows), len(problem.model.log_weights)
+    for _ in range(n_components):
+        local = np.asarray(result.local_params)
+        mass = local.sum((0, 1))
+        unused = int(mass.argmin())
+        if mass[unused] >= EMPTY * n_rows / n_components:
+            break
+        mean = _moved(problem, result, unused)
+        start = {**result.global_params, "mean": mean}
+        trial = fit(problem, solver, start=start, tol=tol, **{**settings, "max_epochs": 30})
+        if trial.objective >= result.objective:
+            break
+        result = _joined(result, trial, f"component {unused} reseeded")
+    return result
+
+
+def _moved(problem: Problem, result: Result, unused: int) -> np.ndarray:
+    """The means, with the unused one where the rows of the worst-explained component are farthest from theirs."""
+    x = np.asarray(problem.shards["x"]).reshape(-1, problem.shards["x"].shape[-1])
+    phi = np.asarray(result.local_params).reshape(len(x), -1)
+    labels, taken = phi.argmax(1), phi.sum(1) > 0.5
+    mean = np.array(result.global_params["mean"])
+    distance = (((x - mean[labels]) ** 2) / np.asarray(problem.model.noise_variance)).sum(1) * taken
+    worst = int(np.bincount(labels, weights=distance, minlength=len(mean)).argmax())
+    rows = np.flatnonzero(taken & (labels == worst))
+    far = rows[distance[rows] >= np.quantile(distance[rows], 0.9)]
+    mean[unused] = x[far].mean(0) if len(far) else x[distance.argmax()]
+    return mean
+
+
+def _joined(earlier: Result, later: Result, event: str) -> Result:
+    """``later`` with one trace over both."""
+    trace = later.trace.copy()
+    for column in ("step", "epoch", "seconds"):
+        trace[column] += earlier.trace[column].iloc[-1]
+    trace.loc[trace.index[0], "event"] = event
+    return dataclasses.replace(later, trace=pd.concat([earlier.trace, trace], ignore_index=True))

@@ -1,0 +1,40 @@
+"""What the documents show must run."""
+
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pdvi
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_readme_example_runs(capsys):
+    code = re.search(r"## Five lines\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(code.group(1), "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "MAX_EPOCHS: " in printed
+    assert "[31 rows x 8 columns]" in printed
+
+
+def test_the_model_skeleton_finds_the_truth():
+    module = runpy.run_path(str(ROOT / "docs/skeletons/model.py"))
+    shards, beta = module["simulate"]()
+    result = pdvi.fit(pdvi.Problem(module["RobustRegression"](3), shards), pdvi.P2DVI())
+    assert result.converged
+    np.testing.assert_allclose(result.global_params["beta"], beta, atol=0.05)
+
+
+def test_the_solver_skeleton_descends():
+    module = runpy.run_path(str(ROOT / "docs/skeletons/solver.py"))
+    trace = pdvi.fit(pdvi.datasets.quadratic(n=200), module["Descent"](), max_epochs=10).trace
+    assert trace["objective"].iloc[-1] < 0.5 * trace["objective"].iloc[0]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
+        assert (ROOT / target).exists(), target
