@@ -162,7 +162,7 @@ def test_a_stationary_point_is_a_fixed_point(case):
     lam, local = unflatten(best)
     state = initial_state(lam, local, jnp.full(lam.size, 4.0), problem.n_shards)
     state = with_penalty(state._replace(duals=-gradients(problem, state)), state.penalty)
-    for after in run(problem, pdvi.P2DVI(oracle=oracle), draws(12, 3), state)[1:]:
+    for after in run(problem, pdvi.PDVI(oracle=oracle), draws(12, 3), state)[1:]:
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
             np.testing.assert_allclose(a, b, atol=1e-7)
 

@@ -3,7 +3,6 @@
 from functools import cache
 
 import numpy as np
-import pytest
 
 import pdvi
 
@@ -49,9 +48,11 @@ def test_p2dvi_needs_half_the_epochs_of_the_best_single_eta(x64):
     assert automatic <= best / 2
 
 
-@pytest.mark.xfail(strict=True, reason="the arithmetic mean is as slow as the flattest coordinate")
-def test_automatic_pdvi_arrives_too(x64):
-    assert epochs_to(fit(pdvi.PDVI()).trace, 1e-12) <= 60
+def test_automatic_pdvi_is_slow_but_safe(x64):
+    """One number for all coordinates, chosen for the stiff ones: never up, and on its way."""
+    trace = fit(pdvi.PDVI()).trace
+    assert (trace["event"] == "").all()
+    assert epochs_to(trace, 1e-4) <= 60
 
 
 def test_a_convex_problem_converges_like_one_over_t_but_not_linearly(x64):

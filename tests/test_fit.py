@@ -273,7 +273,6 @@ def test_an_interrupted_step_leaves_the_last_logged_state(call):
     assert_same(fit(start=result), fit())
 
 
-@pytest.mark.xfail(strict=True, reason="bug: state and step are already those of the next point, the trace is not")
 def test_an_interrupted_evaluation_leaves_the_last_logged_state():
     result = fit(executor=Watched(before_evaluate=interrupt_at(3)))
     assert result.status is Status.INTERRUPTED
@@ -282,10 +281,11 @@ def test_an_interrupted_evaluation_leaves_the_last_logged_state():
     assert result.objective == pytest.approx(objective, rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a run interrupted in its first evaluation has no trace to save")
-def test_an_interrupt_before_the_first_log_point_can_be_kept(tmp_path):
-    result = fit(executor=Watched(before_evaluate=interrupt_at(1)), checkpoint=tmp_path / "run")
-    assert result.status is Status.INTERRUPTED
+def test_an_interrupt_before_the_first_log_point_is_passed_on(tmp_path):
+    """Nothing has been done, so there is nothing to return or to keep."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(executor=Watched(before_evaluate=interrupt_at(1)), checkpoint=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,12 @@ def test_an_interrupt_before_the_first_log_point_can_be_kept(tmp_path):
         ({"log_every": 0}, "`log_every` must be positive and finite, got 0"),
         ({"max_epochs": 0}, "`max_epochs` must be positive and finite, got 0"),
         ({"max_epochs": np.nan}, "`max_epochs` must be positive and finite, got nan"),
+        ({"max_epochs": "a"}, "`max_epochs` must be positive and finite, got 'a'"),
         ({"max_steps": -1}, "`max_steps` must be positive and finite, got -1"),
+        ({"max_seconds": -1}, "`max_seconds` must be positive and finite, got -1"),
+        ({"tol": np.nan}, "`tol` must be at least 0, got nan"),
+        ({"checkpoint": "nowhere/run.zarr"}, "`path` must be in a folder that exists, but 'nowhere' does not"),
+        ({"start": {"lam": ["a"] * 5}}, "`start` of block 'lam' must hold numbers"),
         ({"start": {"lam": np.ones(5), "mu": 1}}, r"`start` must have the blocks \['lam'\], got \['lam', 'mu'\]"),
         ({"start": {}}, r"`start` must have the blocks \['lam'\], got \[\]"),
         ({"start": 7}, r"`start` must have the blocks \['lam'\], got int"),

@@ -32,7 +32,7 @@ def test_grid_numbers_the_occupied_cells():
     assert set(patch) == set(range(6))
     first = XY[patch == 0]
     assert first[:, 0].max() <= XY[:, 0].min() + np.ptp(XY[:, 0]) / 3 + 1e-12
-    apart = np.concatenate([XY, XY + [100, 0]])
+    apart = np.concatenate([XY, XY + np.array([100, 0])])
     assert set(grid(apart, 10, 1)) == {0, 1}
 
 

@@ -140,7 +140,7 @@ def test_damping_is_zero_for_weak_coupling_and_bounded_by_the_spectrum(x64):
 
 def test_patches_give_the_same_labels_with_halo_and_seams_without():
     """Seams: neighbours in different patches disagree more often once their edges are dropped."""
-    tissue = pdvi.datasets.tissue_features(10_000, n_features=10, n_domains=6, noise=2.0, patchiness=12)
+    tissue = pdvi.datasets.tissue_features(10_000, n_features=20, n_domains=6, noise=1.5, patchiness=12)
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 8), tissue.X)
     settings = empirical_bayes(tissue.X, 6)
     order = along_space(tissue.coordinates)

@@ -225,7 +225,6 @@ def test_a_step_size_far_too_large_is_found_out_and_mended(x64):
     assert result.objective == pytest.approx(best, rel=1e-8)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the start is not judged, so the first log point is good however bad")
 def test_the_safeguard_goes_back_to_the_start_if_all_went_up_from_there(x64):
     with pytest.warns(pdvi.SafeguardWarning):
         trace = pdvi.fit(quadratic(nonconvexity=0.05), pdvi.PDVI(eta=50.0), batch_size=3, max_epochs=6).trace

@@ -245,11 +245,12 @@ class PottsMixture(ClusterMixin, _Mixture):
         if self.n_components < 2:
             msg = f"`n_components` must be at least 2, got {self.n_components!r}."
             raise ValueError(msg)
-        for name in ("beta", "temperature"):
-            value = getattr(self, name)
-            if not np.isfinite(value) or value < 0 or (name == "temperature" and value == 0):
-                msg = f"`{name}` must be positive and finite, got {value!r}."
-                raise ValueError(msg)
+        if not (np.isfinite(self.beta) and self.beta >= 0):
+            msg = f"`beta` must be at least 0 and finite, got {self.beta!r}."
+            raise ValueError(msg)
+        if not (np.isfinite(self.temperature) and self.temperature > 0):
+            msg = f"`temperature` must be positive and finite, got {self.temperature!r}."
+            raise ValueError(msg)
         graph = check_graph(graph, len(X))
         n_patches = _n_shards(len(X), most=32) if self.n_patches is None else self.n_patches
         if coordinates is None:
@@ -272,7 +273,7 @@ def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
         msg = f"`graph` must have a row and a column for each of the {n_rows} rows of X, got shape {graph.shape}."
         raise ValueError(msg)
     if not np.isfinite(graph.data).all() or (graph.data < 0).any():
-        bad = graph.data[~(graph.data >= 0) | ~np.isfinite(graph.data)][0]
+        bad = float(graph.data[~(graph.data >= 0) | ~np.isfinite(graph.data)][0])
         msg = f"`graph` must have finite weights of at least 0, got {bad!r}."
         raise ValueError(msg)
     graph.setdiag(0)

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from pdvi.executors import Memory
 from pdvi.problem import Problem
-from pdvi.result import Point, Result, Status, load_result
+from pdvi.result import Point, Result, Status, check_path, load_result
 from pdvi.sampling import Reshuffled, Sampling, batches, steps_per_epoch
 from pdvi.stepsize import Safeguard
 
@@ -97,8 +97,8 @@ def fit(
         how shards are drawn; see `pdvi.sampling`. By default every epoch in a new random order.
     start
         a dict of blocks to start from; a `Point` (``result.point``), which has local variables too; or a result or
-        a checkpoint: made by the same solver it is continued to the same bits as an uninterrupted run (budgets
-        count from its beginning), made by another its point is where a new run starts.
+        a checkpoint: made by the same solver it is continued, to the same bits as an uninterrupted run with the same
+        log points (budgets count from its beginning); made by another its point is where a new run starts.
     callbacks
         called with a `Progress` at every log point; the run stops when one returns True.
     checkpoint
@@ -110,11 +110,18 @@ def fit(
     """
     run = _Run(problem, solver, batch_size, seed, sampling, start, executor, log_every)
     last = _last_step(max_epochs, max_steps, run.steps_per_epoch)
+    if max_seconds is not None:
+        _positive("max_seconds", max_seconds)
+    for name, value in (("tol", tol), ("grad_tol", grad_tol)):
+        if not value >= 0:
+            msg = f"`{name}` must be at least 0, got {value!r}."
+            raise ValueError(msg)
     keep = _Keeper(checkpoint)
     with tqdm(total=last, initial=run.step, unit="step", disable=not _wanted(progress), leave=False) as bar:
         try:
             if not run.rows:
                 run.log()
+                run.guard()
             while (status := _verdict(run, callbacks, last, max_seconds, tol, grad_tol)) is Status.RUNNING:
                 run.advance(last)
                 run.log()
@@ -123,6 +130,9 @@ def fit(
                 bar.update(run.step - bar.n)
                 bar.set_postfix_str(f"objective {run.rows[-1]['objective']:.6g}")
         except KeyboardInterrupt:
+            if not run.rows:
+                raise  # nothing done, nothing to return
+            run.rewind()
             status = Status.INTERRUPTED
     result = run.result(status)
     keep.now(result)
@@ -152,17 +162,20 @@ class _Run:
         self.sampling, self.executor = sampling or Reshuffled(), executor or Memory()
         self.steps_per_epoch = steps_per_epoch(problem.n_shards, self.batch_size)
         self.stride = max(1, round(_positive("log_every", log_every) * self.steps_per_epoch))
-        self.state = self._initial_state(start, earlier)
+        self.state, self.good = self._initial_states(start, earlier)
         self.step: int = earlier.n_steps if earlier else 0
         self.rows: list[dict] = earlier.trace.to_dict("records") if earlier else []
         self.seconds: float = self.rows[-1]["seconds"] if self.rows else 0.0
+        self.logged = self.state, self.step, self.seconds
         self.failed = False
-        self.good = self.state
         self.safeguard = Safeguard()
         for row in self.rows:
+            if row["event"]:
+                self.safeguard = Safeguard()
             self.safeguard.judge(row["epoch"], row["objective"])
 
-    def _initial_state(self, start: Any, earlier: Result | None) -> Any:
+    def _initial_states(self, start: Any, earlier: Result | None) -> tuple[Any, Any]:
+        """The state to go on from, and the last good one."""
         lam, local = self.problem.init(jax.random.key(self.seed))
         known = isinstance(start, Result | Point)
         if known:
@@ -172,8 +185,12 @@ class _Run:
             lam = _lam_from(self.problem, start)
         state = self.solver.init(self.problem, lam, local, self.batch_size)
         if earlier is None:
-            return self.executor.warm(self.problem, self.solver, state) if known else state
-        return _like(state, [lam, *jax.tree.leaves(local), *earlier.rest], "the solver's state in `start`")
+            state = self.executor.warm(self.problem, self.solver, state) if known else state
+            return state, state
+        leaves = [lam, *jax.tree.leaves(local), *earlier.rest]
+        size = len(jax.tree.leaves(state))
+        now = _like(state, leaves[:size], "the solver's state in `start`")
+        return now, _like(state, leaves[size:], "the last good state in `start`") if leaves[size:] else now
 
     def advance(self, last: int) -> None:
         """Run the steps up to the next log point."""
@@ -189,9 +206,14 @@ class _Run:
         measured = self.executor.evaluate(self.problem, self.solver, self.state)
         epoch = self.step / self.steps_per_epoch
         self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
+        self.logged = self.state, self.step, self.seconds
         if self.step == 0 and not np.isfinite(measured["objective"]):
             msg = f"the objective at the start is {measured['objective']}; give another `start`."
             raise ValueError(msg)
+
+    def rewind(self) -> None:
+        """Back to the last log point: the trace and the state must tell the same."""
+        self.state, self.step, self.seconds = self.logged
 
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
@@ -218,7 +240,8 @@ class _Run:
             warnings.warn(f"{self.rows[-1]['event']} (column `event` of the trace)", SafeguardWarning, stacklevel=3)
 
     def result(self, status: Status) -> Result:
-        """What the run has reached."""
+        """What the run has reached; with the last good state while it is another."""
+        rest = jax.tree.leaves(self.state[2:]) + ([] if self.good is self.state else jax.tree.leaves(self.good))
         return Result(
             global_params=jax.tree.map(np.asarray, self.problem.unravel(self.state.lam)),
             local_params=jax.tree.map(np.asarray, self.state.local),
@@ -228,7 +251,7 @@ class _Run:
             seed=self.seed,
             batch_size=self.batch_size,
             solver=_describe(self.solver),
-            rest=[np.asarray(leaf) for leaf in jax.tree.leaves(self.state[2:])],
+            rest=[np.asarray(leaf) for leaf in rest],
         )
 
 
@@ -237,11 +260,13 @@ class _Keeper:
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike | None):
         self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+        if self.to:
+            check_path(self.to.path)  # now, not after the first hour
         self.saved = time.monotonic()
 
     def if_due(self, run: _Run) -> None:
-        """Keep a running run; not while its objective rises, so that a resumed run has a good state."""
-        if self.to and time.monotonic() - self.saved >= self.to.every_seconds and run.safeguard.streak == 0:
+        """Keep a run that goes on."""
+        if self.to and time.monotonic() - self.saved >= self.to.every_seconds:
             self.now(run.result(Status.RUNNING))
 
     def now(self, result: Result) -> None:
@@ -264,7 +289,7 @@ def _verdict(
         return Status.DIVERGED
     progress = Progress(run.rows[-1], run.problem, run.state)
     answers = [callback(progress) for callback in callbacks]
-    if True in answers:
+    if any(answer is True for answer in answers):
         return Status.STOPPED
     if _settled(run.rows, tol) or _flat(run.rows, grad_tol):
         return Status.CONVERGED
@@ -346,7 +371,7 @@ def _last_step(max_epochs: float, max_steps: int | None, per_epoch: int) -> int:
 
 
 def _positive(name: str, value: float) -> float:
-    if not (np.isfinite(value) and value > 0):
+    if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
         msg = f"`{name}` must be positive and finite, got {value!r}."
         raise ValueError(msg)
     return value
@@ -358,6 +383,9 @@ def _lam_from(problem: Problem, start: Any) -> jax.Array:
         msg = f"`start` must have the blocks {[name for name, _ in problem.blocks]}, got {found}."
         raise ValueError(msg)
     for name, shape in problem.blocks:
+        if np.asarray(start[name]).dtype.kind not in "fiub":
+            msg = f"`start` of block {name!r} must hold numbers, got {start[name]!r}."
+            raise ValueError(msg)
         if np.shape(start[name]) != shape:
             msg = f"`start` of block {name!r} must have shape {shape}, got {np.shape(start[name])}."
             raise ValueError(msg)
@@ -379,7 +407,9 @@ def _like(tree: PyTree, leaves: list[Any], what: str) -> PyTree:
 
 
 def _describe(solver: Any) -> str:
-    return " ".join(repr(solver).split())
+    """The solver with all its numbers: what tells whether a run can be continued."""
+    spelled = jax.tree.map(lambda leaf: leaf.tolist() if isinstance(leaf, np.ndarray | jax.Array) else leaf, solver)
+    return " ".join(repr(spelled).split())
 
 
 def _wanted(progress: bool | None) -> bool:

@@ -35,7 +35,7 @@ class Newton(eqx.Module):
 
     steps: int = 20
     tol: float = 1e-7
-    halvings: int = 12
+    halvings: int = 60  # a flat tail makes the first step very long
 
     def minimise(self, objective: Objective, start: Array) -> Array:
         """A minimiser of ``objective`` near ``start``."""

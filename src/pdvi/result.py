@@ -82,10 +82,7 @@ class Result:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one file, atomically: a temporary name, fsync, rename."""
-        path = Path(path)
-        if path.is_dir():
-            msg = f"`path` must be a file, but {str(path)!r} is a directory; choose another name."
-            raise ValueError(msg)
+        path = check_path(path)
         structure, leaves = _describe(self.local_params)
         arrays = {f"global/{i}": value for i, value in enumerate(self.global_params.values())}
         arrays |= {f"local/{i}": value for i, value in enumerate(leaves)}
@@ -113,6 +110,18 @@ class Result:
             temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+def check_path(path: str | os.PathLike) -> Path:
+    """A path that a result can be written to."""
+    path = Path(path)
+    if path.is_dir():
+        msg = f"`path` must be a file, but {str(path)!r} is a directory; choose another name."
+        raise ValueError(msg)
+    if not path.parent.is_dir():
+        msg = f"`path` must be in a folder that exists, but {str(path.parent)!r} does not; create it first."
+        raise ValueError(msg)
+    return path
 
 
 def load_result(path: str | os.PathLike) -> Result:
@@ -169,19 +178,17 @@ def _sync(path: Path) -> None:
 
 
 def _describe(tree: PyTree) -> tuple[Any, list[np.ndarray]]:
-    """A pytree as JSON with leaf numbers, and its leaves. A NamedTuple is kept as a dict."""
+    """A pytree as JSON with leaf numbers, and its leaves. A NamedTuple is kept as a plain tuple."""
     leaves: list[np.ndarray] = []
 
     def visit(node: Any) -> Any:
-        if hasattr(node, "_asdict"):
-            node = node._asdict()
         if isinstance(node, dict):
             if not all(isinstance(key, str) for key in node):
                 msg = f"local variables in a dict must have text keys to be saved, got {list(node)}."
                 raise ValueError(msg)
             return {"dict": {key: visit(value) for key, value in node.items()}}
         if isinstance(node, list | tuple):
-            return {type(node).__name__: [visit(value) for value in node]}
+            return {"list" if isinstance(node, list) else "tuple": [visit(value) for value in node]}
         if node is None:
             return None
         if not isinstance(node, np.ndarray | jax.Array | np.generic):

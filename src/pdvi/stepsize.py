@@ -52,7 +52,11 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
         raise ValueError(msg)
     parts = {}
     for name, shape in problem.blocks:
-        value = np.asarray(eta[name], float)
+        try:
+            value = np.asarray(eta[name], float)
+        except (TypeError, ValueError):
+            msg = f"`eta` must be positive numbers, got {eta[name]!r} for block {name!r}."
+            raise ValueError(msg) from None
         if value.shape not in ((), shape):
             msg = f"`eta` of block {name!r} must be a number or have its shape {shape}, got {value.shape}."
             raise ValueError(msg)

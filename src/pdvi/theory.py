@@ -109,7 +109,10 @@ def block_eta(
     L_blocks: Mapping[str, float], *, L_phi: float, mu: float, n: int, m: int, margin: float = 0.99
 ) -> dict[str, float]:
     """Admissible step sizes proportional to 1/L_j: ``margin`` times the largest the block lemma allows."""
-    _positive(margin=margin)
+    if not L_blocks:
+        msg = "`L_blocks` must name at least one block, got none."
+        raise ValueError(msg)
+    _positive(margin=margin, **{f"L_blocks[{j!r}]": value for j, value in L_blocks.items()})
     if margin > 1:
         msg = f"`margin` must be at most 1, got {margin!r}."
         raise ValueError(msg)

@@ -102,6 +102,20 @@ class GaussianMixtureModel(eqx.Module):
         """The inverse of `natural`."""
         return {"mean": natural["mean"] / natural["log_var"], "log_var": -jnp.log(natural["log_var"])}
 
+    def natural_gradient(self, globals_: Globals, gradient: Globals) -> Globals:
+        """The gradient in the expectation parameters E c and -1/2 E c^2, which belong to `natural`."""
+        by_variance = gradient["log_var"] * jnp.exp(-globals_["log_var"])
+        return {"mean": gradient["mean"] - 2 * globals_["mean"] * by_variance, "log_var": -2 * by_variance}
+
+    def to_unconstrained(self, local: Array) -> Array:
+        """Responsibilities as logits."""
+        return jnp.log(jnp.maximum(local, jnp.finfo(local.dtype).tiny))
+
+    def from_unconstrained(self, x: Array, shard: Shard) -> Array:
+        """The inverse of `to_unconstrained`; a floor and no product with the mask keep log phi's slope finite."""
+        phi = jnp.maximum(jax.nn.softmax(x, axis=1), jnp.finfo(x.dtype).tiny)
+        return jnp.where(shard["mask"][:, None] > 0, phi, 0) if "mask" in shard else phi
+
     def _masked(self, phi: Array, shard: Shard) -> Array:
         return phi * shard["mask"][:, None] if "mask" in shard else phi
 

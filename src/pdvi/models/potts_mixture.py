@@ -43,6 +43,7 @@ class PottsMixtureModel(GaussianMixtureModel):
     # (benchmarks/mixture_quality.py measures both).
     penalty_scale: ClassVar[float] = 0.3
     continuation: ClassVar[tuple[tuple[float, int], ...]] = ((0.03, 6),)
+    local_sweeps: ClassVar[int] = 20  # with which methods that optimise the locals at every visit do so (the paper's)
 
     def worth_exploring(self) -> bool:
         """Whether two components are typically four standard deviations apart: sum_j s1_j^2 / s0_j^2 of at least 8."""
@@ -59,6 +60,11 @@ class PottsMixtureModel(GaussianMixtureModel):
         """One damped sweep over the shard's spots, all at once."""
         logits = neighbour_sum(local, shard, self.logits(globals_, shard)) / self.temperature
         return self._masked(jax.nn.softmax(self._damped(logits, local, shard), axis=1), shard)
+
+    def local_gradient(self, local: Array, globals_: Globals, shard: Shard) -> Array:
+        """dF / dphi of the shard's own spots: an edge to another patch counts in full, in `loss` it counts half."""
+        phi = jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny)
+        return self.temperature * (1 + jnp.log(phi)) - neighbour_sum(local, shard, self.logits(globals_, shard))
 
     def _damped(self, logits: Array, local: Array, shard: Shard) -> Array:
         def mix() -> Array:

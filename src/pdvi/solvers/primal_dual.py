@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, with_penalty
 from pdvi.oracles import default_oracle
@@ -66,7 +67,7 @@ class PDVI(_PrimalDual):
     oracle: Any = None
 
     def __check_init__(self) -> None:
-        if isinstance(self.eta, Mapping):
+        if isinstance(self.eta, Mapping) or (self.eta is not None and np.shape(self.eta) != ()):
             msg = f"`eta` of PDVI must be one positive number, got {self.eta!r}; use P2DVI for one per block."
             raise ValueError(msg)
 

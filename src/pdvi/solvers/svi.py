@@ -8,10 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.oracles import CoordinateDescent
 from pdvi.problem import Problem
 from pdvi.shards import put
 from pdvi.solvers.conjugate import add, best_globals, require
+from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.solvers.rates import decayed
 
 Array = jax.Array
 PyTree = Any
@@ -31,14 +32,19 @@ class SVI(eqx.Module):
     phi_b = argmin f_b(phi, lam) for b in S,   eta' = natural parameters of the best globals for the
     statistics of the batch scaled by B / |S|,   eta = (1 - a_t) eta + a_t eta'
 
-    with a_t = ``rate``, or with ``forgetting`` kappa the Robbins-Monro steps a_t = rate (t + delay)^-kappa. Assumes
-    conjugate globals: the model's ``statistics``, ``global_step``, ``natural`` and ``from_natural``.
+    with a_t = ``rate``, or with ``forgetting`` kappa the Robbins-Monro steps a_t = rate (t + delay)^-kappa, and never
+    above 1. Assumes conjugate globals: the model's ``statistics``, ``global_step``, ``natural`` and ``from_natural``.
+
+    The locals of a visit are optimised by at most ``sweeps`` local steps, until one moves no entry by more than
+    ``tol`` times the largest. By default once, and up to 20 times on the Potts mixture: the paper's adaptation of
+    SVI to a model whose locals have no joint closed form.
     """
 
     rate: float = 1.0
     forgetting: float = 0.0
     delay: float = 1.0
-    sweeps: int = 1
+    sweeps: int | None = None
+    tol: float = 1e-3
 
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> SVIState:
         """The state before the first step."""
@@ -48,19 +54,19 @@ class SVI(eqx.Module):
     def step(self, problem: Problem, state: SVIState, batch: Array) -> SVIState:
         """Visit the shards in ``batch``."""
         model = problem.model
-        local = state.local
-        for _ in range(self.sweeps):
-            phi = problem.map_shards(
-                lambda phi, shard: CoordinateDescent().local_step(problem, phi, state.lam, shard), local, batch
-            )
-            local = put(local, batch, phi)
+
+        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree]:
+            phi = optimise(problem, phi, state.lam, shard, self.sweeps, self.tol)
+            return own_rows(problem, phi), model.statistics(phi, shard)
+
+        phi, statistics = problem.map_shards(visit, state.local, batch)
         scale = problem.n_shards / batch.shape[0]
-        statistics = problem.map_shards(model.statistics, local, batch)
         target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, add(statistics)))
-        a = jnp.minimum(1.0, self.rate * (state.made + self.delay) ** -self.forgetting)
+        a = jnp.minimum(1.0, decayed(self.rate, state.made, self.forgetting, self.delay))
         natural = jax.tree.map(
             lambda old, new: (1 - a) * old + a * new,
             model.natural(problem.unravel(state.lam)),
             model.natural(problem.unravel(target)),
         )
-        return SVIState(problem.ravel(model.from_natural(natural)), local, state.made + 1)
+        lam = problem.ravel(model.from_natural(natural))
+        return SVIState(lam, put(state.local, batch, phi), state.made + 1)

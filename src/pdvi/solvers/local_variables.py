@@ -1,0 +1,97 @@
+"""The local variables' turn, as the methods share it: by the model's own steps, or down the gradient.
+
+All of it is about one shard, whose locals come with the halo rows appended if it has a halo.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pdvi.oracles import CoordinateDescent
+from pdvi.problem import Problem
+from pdvi.solvers.conjugate import require
+
+Array = jax.Array
+PyTree = Any
+
+
+def own_rows(problem: Problem, local: PyTree) -> PyTree:
+    """The shard's locals without the halo rows."""
+    if problem.halo is None:
+        return local
+    foreign = problem.halo.shape[1]
+    return jax.tree.map(lambda leaf: leaf[: leaf.shape[0] - foreign], local)
+
+
+def with_halo_of(problem: Problem, local: PyTree, own: PyTree) -> PyTree:
+    """``own`` with the halo rows of ``local`` appended."""
+    if problem.halo is None:
+        return own
+    return jax.tree.map(lambda mine, all_: jnp.concatenate([mine, all_[mine.shape[0] :]]), own, local)
+
+
+def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps: int | None, tol: float) -> PyTree:
+    """The locals after at most ``sweeps`` local steps for fixed globals and halo.
+
+    Fewer steps, if one moves no entry by more than ``tol`` times the largest. ``sweeps`` None: as many as the model
+    recommends (``local_sweeps``), else one, which is exact where ``local_step`` is a minimiser.
+    """
+    sweeps = getattr(problem.model, "local_sweeps", 1) if sweeps is None else sweeps
+
+    def sweep(old: PyTree) -> PyTree:
+        return with_halo_of(problem, old, CoordinateDescent().local_step(problem, old, lam, shard))
+
+    if sweeps == 1 or not jax.tree.leaves(local):
+        return sweep(local)
+
+    def unfinished(carry: tuple) -> Array:
+        count, _, moved = carry
+        return (count < sweeps) & (moved > tol)
+
+    def again(carry: tuple) -> tuple:
+        count, old, _ = carry
+        new = sweep(old)
+        return count + 1, new, _largest_change(old, new)
+
+    return jax.lax.while_loop(unfinished, again, (0, local, jnp.asarray(jnp.inf, lam.dtype)))[1]
+
+
+def _largest_change(old: PyTree, new: PyTree) -> Array:
+    changes = jax.tree.map(lambda a, b: jnp.abs(b - a).max(initial=0), old, new)
+    sizes = jax.tree.map(lambda b: jnp.abs(b).max(initial=0), new)
+    largest, size = jnp.stack(jax.tree.leaves(changes)).max(), jnp.stack(jax.tree.leaves(sizes)).max()
+    return largest / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
+
+
+def require_gradients(solver: Any, problem: Problem) -> None:
+    """Say what the model lacks for gradient steps on its locals.
+
+    A shard with a halo has only its share of the terms it has in common with others in its loss, so the model must
+    offer the gradient of F: ``local_gradient(local, globals_, shard)``, in the shard's own rows.
+    """
+    if problem.halo is not None:
+        require(solver, problem, "local_gradient")
+
+
+def free(problem: Problem, local: PyTree) -> PyTree:
+    """The locals as numbers without constraints; models whose locals are any real numbers offer nothing for it."""
+    offered = getattr(problem.model, "to_unconstrained", None)
+    return local if offered is None else offered(local)
+
+
+def constrained(problem: Problem, x: PyTree, shard: PyTree) -> PyTree:
+    """The inverse of `free`."""
+    offered = getattr(problem.model, "from_unconstrained", None)
+    return x if offered is None else offered(x, shard)
+
+
+def gradient(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree]:
+    """x, the shard's own locals in free form, and grad_x F."""
+    x = free(problem, own_rows(problem, local))
+    if not hasattr(problem.model, "local_gradient"):
+        return x, jax.grad(lambda x: problem.loss(constrained(problem, x, shard), lam, shard))(x)
+    _, pull_back = jax.vjp(lambda x: constrained(problem, x, shard), x)
+    return x, pull_back(problem.model.local_gradient(local, problem.unravel(lam), shard))[0]
