@@ -20,3 +20,4 @@ check: lint types test
 
 bench:
 	$(PYTHON) benchmarks/quadratic_speed.py
+	$(PYTHON) benchmarks/mixture_speed.py --growth

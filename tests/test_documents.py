@@ -20,6 +20,12 @@ def test_the_readme_example_runs(capsys):
     assert "[31 rows x 8 columns]" in printed
 
 
+def test_the_readme_mixtures_run(capsys):
+    code = re.search(r"scikit-learn estimators:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(code.group(1), "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.splitlines()[-1]) > 0.8
+
+
 def test_the_model_skeleton_finds_the_truth():
     module = runpy.run_path(str(ROOT / "docs/skeletons/model.py"))
     shards, beta = module["simulate"]()

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem, potts_mixture_problem
 from pdvi.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.problem import Problem
-from pdvi.reestimation import variational_em
+from pdvi.reestimation import annealed, variational_em
 from pdvi.restarts import best_of
 from pdvi.solvers import P2DVI
 
@@ -48,6 +48,8 @@ class _Mixture(BaseEstimator):
         if self.n_init > 1:
             starts = [_start_of(problem, each.means) for each in settings]
             start = best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=int(seeds[0])).best
+        if getattr(self, "anneal_from", None) is not None:
+            start = annealed(problem, solver, self.anneal_from, WARM_UP, start=start, **common).point
         fitted = variational_em(
             problem,
             solver,
@@ -201,6 +203,8 @@ class PottsMixture(ClusterMixin, _Mixture):
         keep the edges between patches (default); False drops them, as the paper does.
     temperature
         divides the logits; small values harden the labels.
+    anneal_from
+        a higher temperature to begin with; it falls linearly to ``temperature`` over the first ten epochs.
 
     ``labels_`` and ``probabilities_`` are of the rows given to `fit`: a new row has no place in the graph.
     """
@@ -218,6 +222,7 @@ class PottsMixture(ClusterMixin, _Mixture):
         n_patches: int | None = None,
         halo: bool = True,
         temperature: float = 1.0,
+        anneal_from: float | None = None,
         max_epochs: int = 100,
         tol: float = 1e-6,
         solver: Any = None,
@@ -225,6 +230,7 @@ class PottsMixture(ClusterMixin, _Mixture):
     ):
         self.n_components = n_components
         self.beta = beta
+        self.anneal_from = anneal_from
         self.covariance = covariance
         self.estimate_noise = estimate_noise
         self.learn_weights = learn_weights
@@ -250,6 +256,9 @@ class PottsMixture(ClusterMixin, _Mixture):
             raise ValueError(msg)
         if not (np.isfinite(self.temperature) and self.temperature > 0):
             msg = f"`temperature` must be positive and finite, got {self.temperature!r}."
+            raise ValueError(msg)
+        if self.anneal_from is not None and not self.anneal_from > self.temperature:
+            msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
             raise ValueError(msg)
         graph = check_graph(graph, len(X))
         n_patches = _n_shards(len(X), most=32) if self.n_patches is None else self.n_patches

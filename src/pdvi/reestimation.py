@@ -69,6 +69,22 @@ def variational_em(
     return Fitted(problem, result, whitening)
 
 
+def annealed(
+    problem: Problem, solver: Any, temperature: float, epochs: int, *, start: Point | None = None, **settings: Any
+) -> Result:
+    """An epoch at each of ``epochs`` temperatures, falling linearly from ``temperature`` towards the model's own.
+
+    The model's damping suits its own temperature, and so all higher ones.
+    """
+    results: list[Result] = []
+    for now in np.linspace(temperature, float(problem.model.temperature), epochs + 1)[:-1]:
+        heated = eqx.tree_at(lambda p: p.model.temperature, problem, jnp.full_like(problem.model.temperature, now))
+        result = fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
+        results.append(_joined(results[-1], result, f"temperature {now:.3g}") if results else result)
+        start = result.point
+    return results[-1]
+
+
 @eqx.filter_jit
 def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bool) -> tuple[Problem, Point, Array]:
     """The best hyper-parameters for a point, and the point in the new coordinates of whitened rows."""
@@ -123,8 +139,7 @@ def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, setting
         unused = int(mass.argmin())
         if mass[unused] >= EMPTY * n_rows / n_components:
             break
-        mean = _moved(problem, result, unused)
-        start = {**result.global_params, "mean": mean}
+        start = _moved(problem, result, unused)
         trial = fit(problem, solver, start=start, tol=tol, **{**settings, "max_epochs": 30})
         if trial.objective >= result.objective:
             break
@@ -132,8 +147,8 @@ def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, setting
     return result
 
 
-def _moved(problem: Problem, result: Result, unused: int) -> np.ndarray:
-    """The means, with the unused one where the rows of the worst-explained component are farthest from theirs."""
+def _moved(problem: Problem, result: Result, unused: int) -> dict[str, np.ndarray]:
+    """The globals, with the unused mean where the rows of the worst-explained component are farthest from theirs."""
     x = np.asarray(problem.shards["x"]).reshape(-1, problem.shards["x"].shape[-1])
     phi = np.asarray(result.local_params).reshape(len(x), -1)
     labels, taken = phi.argmax(1), phi.sum(1) > 0.5
@@ -142,8 +157,12 @@ def _moved(problem: Problem, result: Result, unused: int) -> np.ndarray:
     worst = int(np.bincount(labels, weights=distance, minlength=len(mean)).argmax())
     rows = np.flatnonzero(taken & (labels == worst))
     far = rows[distance[rows] >= np.quantile(distance[rows], 0.9)]
-    mean[unused] = x[far].mean(0) if len(far) else x[distance.argmax()]
-    return mean
+    away = x[far] - mean[worst]
+    one_side = away @ away[distance[far].argmax()] > 0  # two clusters around one mean stick out on both sides
+    mean[unused] = x[far[one_side]].mean(0)
+    log_var = np.array(result.global_params["log_var"])
+    log_var[unused] = log_var[worst]  # an unused component has the prior's, far too wide to win a row
+    return {"mean": mean, "log_var": log_var}
 
 
 def _joined(earlier: Result, later: Result, event: str) -> Result:

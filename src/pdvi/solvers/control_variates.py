@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pdvi.problem import Problem
 from pdvi.shards import put, take
-from pdvi.solvers.local_variables import constrained, gradient, optimise, own_rows, require_gradients, with_halo_of
+from pdvi.solvers.local_variables import constrained, gradients, optimise, own_rows, require_gradients, with_halo_of
 from pdvi.solvers.rates import check_rates, per_coordinate
 
 Array = jax.Array
@@ -80,6 +80,6 @@ class ControlVariates(eqx.Module):
     def _moved(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> PyTree:
         if self.local_rate is None:
             return optimise(problem, phi, lam, shard, self.sweeps, self.tol)
-        x, slope = gradient(problem, phi, lam, shard)
+        x, slope, _ = gradients(problem, phi, lam, shard)
         x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, slope)
         return with_halo_of(problem, phi, constrained(problem, x, shard))

@@ -11,7 +11,7 @@ import optax
 
 from pdvi.problem import Problem
 from pdvi.shards import put, take
-from pdvi.solvers.local_variables import constrained, free, gradient, require_gradients
+from pdvi.solvers.local_variables import constrained, free, gradients, require_gradients
 from pdvi.solvers.rates import check_rates, per_coordinate
 
 Array = jax.Array
@@ -58,10 +58,9 @@ class _Gradient(eqx.Module):
         transform = self.transform()
 
         def visit(phi: PyTree, shard: PyTree, memory: PyTree) -> tuple[PyTree, PyTree, Array]:
-            x, slope = gradient(problem, phi, state.lam, shard)
+            x, slope, by_lam = gradients(problem, phi, state.lam, shard)
             move, memory = transform.update(slope, memory)
             x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, move)
-            by_lam = jax.grad(problem.loss, argnums=1)(phi, state.lam, shard)
             return constrained(problem, x, shard), memory, by_lam
 
         phi, local_memory, slopes = problem.map_shards(visit, state.local, batch, take(state.local_memory, batch))

@@ -88,10 +88,15 @@ def constrained(problem: Problem, x: PyTree, shard: PyTree) -> PyTree:
     return x if offered is None else offered(x, shard)
 
 
-def gradient(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree]:
-    """x, the shard's own locals in free form, and grad_x F."""
+def gradients(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree, Array]:
+    """x, the shard's own locals in free form; grad_x F; and grad_lam of the shard's loss."""
     x = free(problem, own_rows(problem, local))
+
+    def loss(x: PyTree, lam: Array) -> Array:
+        return problem.loss(with_halo_of(problem, local, constrained(problem, x, shard)), lam, shard)
+
     if not hasattr(problem.model, "local_gradient"):
-        return x, jax.grad(lambda x: problem.loss(constrained(problem, x, shard), lam, shard))(x)
+        return x, *jax.grad(loss, argnums=(0, 1))(x, lam)
     _, pull_back = jax.vjp(lambda x: constrained(problem, x, shard), x)
-    return x, pull_back(problem.model.local_gradient(local, problem.unravel(lam), shard))[0]
+    by_x = pull_back(problem.model.local_gradient(local, problem.unravel(lam), shard))[0]
+    return x, by_x, jax.grad(loss, argnums=1)(x, lam)

@@ -1,0 +1,103 @@
+"""Variational EM: each step lowers the objective, and its fixed point is right."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pdvi
+from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
+from pdvi.partition import consecutive, layout
+from pdvi.reestimation import reestimate, variational_em
+from pdvi.restarts import best_of
+
+DATA = pdvi.datasets.mixture(3_000, dim=4, n_components=3, batch_size=500, separation=2.0, seed=0)
+X = DATA.X.astype(float) * [1.0, 2.0, 0.5, 1.0]
+WHERE = layout(consecutive(3_000, 7))  # unequal shards, so that padding would show
+
+
+def problem_of():
+    return gaussian_mixture_problem(X, empirical_bayes(X, 3, seed=0), WHERE)
+
+
+@pytest.mark.parametrize(("noise", "weights"), [("diagonal", False), (None, True), ("diagonal", True)])
+def test_a_step_lowers_the_objective(x64, noise, weights):
+    problem = problem_of()
+    result = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=3, tol=0)
+    better, point, _ = reestimate(problem, result.point, noise=noise, weights=weights)
+    losses, _ = better.evaluate(better.ravel(point.global_params), point.local_params)
+    assert float(losses.sum()) < result.objective
+
+
+def test_diagonal_noise_and_weights_are_the_weighted_averages(x64):
+    problem = problem_of()
+    result = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=3, tol=0)
+    better, *_ = reestimate(problem, result.point, noise="diagonal", weights=True)
+    phi = WHERE.unshard(result.local_params)
+    mean, variance = result.global_params["mean"], np.exp(result.global_params["log_var"])
+    squares = np.einsum("nk,nkd->d", phi, (X[:, None] - mean) ** 2 + variance)
+    np.testing.assert_allclose(better.model.noise_variance, squares / len(X), rtol=1e-9)
+    np.testing.assert_allclose(np.exp(better.model.log_weights), phi.mean(0), rtol=1e-9)
+
+
+def test_tied_noise_whitens_the_residuals(x64):
+    problem = problem_of()
+    result = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=3, tol=0)
+    better, point, step = reestimate(problem, result.point, noise="tied", weights=False)
+    phi = WHERE.unshard(result.local_params)
+    mean, variance = result.global_params["mean"], np.exp(result.global_params["log_var"])
+    scatter = sum(phi[:, k, None, None] * ((X - mean[k])[:, :, None] * (X - mean[k])[:, None]) for k in range(3)).mean(
+        0
+    ) + np.diag((phi @ variance).mean(0))
+    np.testing.assert_allclose(step @ scatter @ step.T, np.eye(4), atol=1e-5)
+    np.testing.assert_allclose(WHERE.unshard(better.shards["x"]), X @ step.T, rtol=1e-9)
+    np.testing.assert_allclose(better.model.log_scale, np.linalg.slogdet(step)[1], rtol=1e-9)
+    np.testing.assert_allclose(point.global_params["mean"], mean @ step.T, rtol=1e-9)
+    np.testing.assert_allclose(better.shards["square"].sum(0), (np.asarray(X @ step.T) ** 2).sum(0), rtol=1e-9)
+
+
+def test_an_unused_component_is_put_to_use():
+    """Two clusters share a mean, and the third mean falls back to the middle, where there is nothing."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[50.0, 0.0], [-50.0, -4.0], [-50.0, 4.0]])
+    rows = centres[np.arange(3_000) % 3] + rng.standard_normal((3_000, 2))
+    start = np.array([[50.0, 0.0], [-50.0, 0.0], [0.0, 500.0]])
+    settings = EmpiricalBayes(start, rows.mean(0), np.full(2, 2_000.0), np.ones(2))
+    problem = gaussian_mixture_problem(rows, settings, WHERE)
+    common = {"noise": None, "weights": False, "max_epochs": 60}
+    left = variational_em(problem, pdvi.CAVI(), reseed=False, **common)
+    assert np.asarray(left.result.local_params).sum((0, 1)).min() < 1
+    mended = variational_em(problem, pdvi.CAVI(), reseed=True, **common)
+    assert mended.result.objective < left.result.objective
+    assert np.asarray(mended.result.local_params).sum((0, 1)).min() > 500
+    assert "component 2 reseeded" in mended.result.trace["event"].tolist()
+
+
+def test_restarts_are_what_single_runs_reach():
+    """The vectorised runs against one fit at a time, on the same draws."""
+    problem = problem_of()
+    rng = np.random.default_rng(0)
+    starts = [
+        {**problem.model.init_global(None), "mean": jnp.asarray(X[rng.choice(3_000, 3)], jnp.float32)} for _ in range(4)
+    ]
+    found = best_of(problem, pdvi.P2DVI(), starts, epochs=5, batch_size=1, seed=3)
+    single = []
+    for start in starts:
+        moved = eqx.tree_at(lambda p: p.model.start, problem, start["mean"])
+        single.append(pdvi.fit(moved, pdvi.P2DVI(), max_epochs=5, tol=0, seed=3, batch_size=1))
+    np.testing.assert_allclose(found.objectives, [result.objective for result in single], rtol=1e-4)
+    best = single[int(np.argmin(found.objectives))]
+    np.testing.assert_allclose(found.best.global_params["mean"], best.global_params["mean"], rtol=1e-2, atol=1e-2)
+
+
+def test_annealing_begins_soft_and_ends_at_the_models_temperature():
+    tissue = pdvi.datasets.tissue_features(1_600, n_features=10, n_domains=4, noise=1.2, patchiness=8, seed=1)
+    graph = pdvi.graphs.weights(pdvi.graphs.nearest(tissue.coordinates, 6), tissue.X)
+    plain, annealed = (
+        pdvi.PottsMixture(4, beta=0.5, random_state=0, anneal_from=start).fit(tissue.X, graph=graph)
+        for start in (None, 5.0)
+    )
+    assert annealed.elbo_ == pytest.approx(plain.elbo_, rel=0.02)
+    assert pdvi.metrics.ari(tissue.labels, annealed.labels_) > 0.7
+    with pytest.raises(ValueError, match=r"`anneal_from` must be above `temperature` \(1.0\), got 0.5"):
+        pdvi.PottsMixture(4, anneal_from=0.5).fit(tissue.X, graph=graph)
