@@ -15,8 +15,8 @@ LAYERS = [
     {"models", "solvers"},
     {"executors"},
     {"fit"},
-    {"mixtures", "restarts", "reestimation"},
-    {"datasets", "estimators", "pp", "gr", "tl", "pl", "metrics", "report"},
+    {"mixtures", "restarts", "reestimation", "tuning"},
+    {"anndata_checks", "datasets", "tissue", "estimators", "pp", "gr", "tl", "pl", "metrics", "report"},
     {"pdvi"},  # the package's own __init__: the public names
     {"cli", "__main__"},
 ]

@@ -1,12 +1,13 @@
 """pdvi: large-scale mean-field variational inference by primal-dual optimisation."""
 
-from pdvi import datasets, graphs, metrics, mixtures, partition, sampling, solvers, theory
+from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
 from pdvi.estimators import GaussianMixture, PottsMixture
 from pdvi.fit import Checkpoint, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 from pdvi.problem import Augmentation, Model, Problem
 from pdvi.result import Point, Result, Status, load_result
-from pdvi.solvers import CAVI, P2DVI, PDVI, SVI, MemoizedVB
+from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
+from pdvi.tuning import TuningResult, tune
 
 __version__ = "0.1.0"
 
@@ -15,9 +16,14 @@ __all__ = [
     "LBFGS",
     "P2DVI",
     "PDVI",
+    "PGSVI",
+    "SGD",
+    "SNGVI",
     "SVI",
+    "Adam",
     "Augmentation",
     "Checkpoint",
+    "ControlVariates",
     "CoordinateDescent",
     "GaussianMixture",
     "JointStep",
@@ -28,17 +34,24 @@ __all__ = [
     "PottsMixture",
     "Problem",
     "Progress",
+    "RMSProp",
     "Result",
     "SafeguardWarning",
     "Status",
+    "TuningResult",
     "datasets",
     "fit",
+    "gr",
     "graphs",
     "load_result",
     "metrics",
     "mixtures",
     "partition",
+    "pl",
+    "pp",
     "sampling",
     "solvers",
     "theory",
+    "tl",
+    "tune",
 ]

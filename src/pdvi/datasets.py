@@ -11,6 +11,8 @@ from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_prob
 from pdvi.models import Quadratic, Quartic, TanhRegression
 from pdvi.partition import Layout, layout
 from pdvi.problem import Problem
+from pdvi.tissue import embryo as embryo
+from pdvi.tissue import tissue as tissue
 
 
 def quadratic(

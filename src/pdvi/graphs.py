@@ -61,3 +61,54 @@ def weights(
         values += np.divide(along, lengths, out=np.zeros(len(i)), where=lengths > 0)
     directed = sp.csr_array((values, (i, j)), shape=graph.shape)
     return sp.csr_array((directed + directed.T) * 0.5)
+
+
+def along_flow(coordinates: np.ndarray, flow: np.ndarray, *, length: float, width: float) -> sp.csr_array:
+    """Edges to the spots in a rectangle around each spot, aligned with its flow; a disc where the flow is zero."""
+    if not (length > 0 and width > 0):
+        msg = f"`length` and `width` must be positive, got {length!r} and {width!r}."
+        raise ValueError(msg)
+    candidates = sp.coo_array(within(coordinates, float(np.hypot(length, width))))
+    i, j = candidates.row, candidates.col
+    norm = np.linalg.norm(flow, axis=1, keepdims=True)
+    unit = np.divide(flow, norm, out=np.zeros_like(flow), where=norm > 0)
+    step = coordinates[j] - coordinates[i]
+    along = np.abs((unit[i] * step).sum(1))
+    distance = np.linalg.norm(step, axis=1)
+    across = np.sqrt(np.maximum(distance**2 - along**2, 0))
+    still = norm[i, 0] == 0
+    keep = np.where(still, distance <= width, (along <= length) & (across <= width))
+    n = len(coordinates)
+    directed = sp.csr_array((np.ones(int(keep.sum()), np.float32), (i[keep], j[keep])), shape=(n, n))
+    return sp.csr_array(directed.maximum(sp.csr_array(directed.T)))
+
+
+def flow_direction(coordinates: np.ndarray, labels: np.ndarray, *, n_neighbors: int = 100) -> np.ndarray:
+    """The unit direction along which labels do not change, spot by spot: a local Fisher discriminant.
+
+    Among the nearest spots, with W the scatter of positions within labels and S that between the labels' mean
+    positions, labels change most along the first eigenvector of W^-1 S; the flow is perpendicular to it.
+    Zero where the neighbourhood has one label.
+    """
+    n = len(coordinates)
+    k = min(n_neighbors, n)
+    index = np.asarray(cKDTree(coordinates).query(coordinates, k=k, workers=-1)[1]).reshape(n, k)
+    direction = np.zeros((n, 2))
+    for rows in np.array_split(np.arange(n), max(1, n // 20_000)):  # bounds the memory of the gathered neighbourhoods
+        position = coordinates[index[rows]] - coordinates[index[rows]].mean(1, keepdims=True)
+        label = labels[index[rows]]
+        total = np.einsum("nka,nkb->nab", position, position)
+        between = np.zeros_like(total)
+        for value in np.unique(label):
+            member = (label == value)[..., None]
+            count = member.sum(1)
+            mean = np.divide((position * member).sum(1), count, out=np.zeros((len(rows), 2)), where=count > 0)
+            between += count[..., None] * mean[:, :, None] * mean[:, None, :]
+        scale = np.trace(total, axis1=1, axis2=2)[:, None, None] * np.eye(2)
+        inner = total - between + 1e-3 * scale + 1e-300 * np.eye(2)
+        change = np.linalg.eig(np.linalg.solve(inner, between))
+        first = np.take_along_axis(change[1].real, change[0].real.argmax(1)[:, None, None], axis=2)[..., 0]
+        mixed = (label != label[:, :1]).any(1)
+        direction[rows[mixed]] = np.stack([-first[mixed, 1], first[mixed, 0]], 1)
+    norm = np.linalg.norm(direction, axis=1, keepdims=True)
+    return np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)

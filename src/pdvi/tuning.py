@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from pdvi.fit import _describe, _last_step, _Run, _wanted
+from pdvi.fit import _describe, _last_step, _positive, _Run, _wanted
 from pdvi.problem import Problem
-from pdvi.result import Point, check_path
+from pdvi.result import Point, Result, check_path
 from pdvi.sampling import Sampling, batches
 
 Array = jax.Array
 Settings = dict[str, float]
 
 COARSE = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4)  # powers of 100: the paper's grid
-FINEST = 1.001  # settings closer than this factor are the same
-VECTORISED = 2**21  # bytes of state up to which trials run side by side; larger ones gain nothing and cost memory
+FINEST = 1.0001  # settings closer than this factor are the same
+# Bytes of state up to which the trials of a round run side by side. On a CPU only tiny runs, whose time goes into
+# calls, gain by it, and the larger compilation must be earned; elsewhere memory sets the limit.
+VECTORISED = {"cpu": 2**16, "other": 2**27}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,7 @@ def tune(
     batch_size: int | None = None,
     max_epochs: float = 30,
     sampling: Sampling | None = None,
-    start: Point | Mapping[str, Any] | None = None,
+    start: Result | Point | Mapping[str, Any] | None = None,
     executor: Any = None,
     seed: int = 0,
     path: str | os.PathLike | None = None,
@@ -62,7 +65,8 @@ def tune(
     the batches; a run whose objective is not finite is ranked last. Trials are chosen in rounds:
 
     1. all settings at once take the first, second, ... value of their coarse grids;
-    2. if there are several, each in turn takes every value of its grid, the others at their best so far;
+    2. if there are several, each in turn takes every value of its grid, the others at their best so far, over and
+       over until the best stays the same: put first what the others depend on, local rates before global ones;
     3. each in turn is multiplied and divided by the root of the grid's ratio (10), then by the root of that, ...
 
     until ``trials`` settings have been tried. Methods with one rate and methods with one per block get the same
@@ -84,11 +88,14 @@ def tune(
     """
     grids = _grids(problem, solver, space)
     _check_trials(trials, grids)
+    _positive("max_epochs", max_epochs)
+    start = start.point if isinstance(start, Result) else start  # a start, never a run to continue
     task = _Task(problem, batch_size, max_epochs, sampling, start, executor, seed)
     first = task.run(_with(problem, solver, {name: grid[0] for name, grid in grids.items()}))
     first.log()
     ledger = _Ledger(path, _fingerprint(problem, solver, grids, task, first))
     side_by_side = executor is None and _small(first) if vectorise is None else vectorise
+    longest = max(map(len, grids.values())) if side_by_side else None
     if side_by_side and executor is not None:
         msg = f"`vectorise` must be left out or False with an `executor`, got {vectorise!r}."
         raise ValueError(msg)
@@ -101,7 +108,7 @@ def tune(
             groups = [missing] if side_by_side and missing else [[settings] for settings in missing]
             for group in groups:
                 runs = [task.run(_with(problem, solver, settings)) for settings in group]
-                for settings, value in zip(group, _objectives(runs, task.last(runs[0]), side_by_side)):
+                for settings, value in zip(group, _objectives(runs, task.last(runs[0]), longest)):
                     ledger.add(settings, value)
             made += [{**settings, "round": name, "objective": ledger.done[_key(settings)]} for settings in wanted]
             bar.update(len(made) - bar.n)
@@ -144,7 +151,9 @@ def _rounds(grids: dict[str, tuple[float, ...]], made: list[dict[str, Any]]) -> 
 
     longest = max(map(len, grids.values()))
     yield "coarse", [{name: grid[min(i, len(grid) - 1)] for name, grid in grids.items()} for i in range(longest)]
-    if len(grids) > 1:
+    before: Settings = {}
+    while len(grids) > 1 and before != best():
+        before = best()
         for name, grid in grids.items():
             yield f"coarse {name}", [{**best(), name: value} for value in grid]
     ratios = {name: math.sqrt(_ratio(grid)) for name, grid in grids.items()}
@@ -158,7 +167,7 @@ def _rounds(grids: dict[str, tuple[float, ...]], made: list[dict[str, Any]]) -> 
 
 def _ratio(grid: tuple[float, ...]) -> float:
     """The largest between neighbours in a grid; a grid of one value gets that of the coarse one."""
-    return max((b / a for a, b in zip(grid, grid[1:])), default=COARSE[1] / COARSE[0])
+    return max((b / a for a, b in pairwise(grid)), default=COARSE[1] / COARSE[0])
 
 
 def _rounded(value: float) -> float:
@@ -174,10 +183,10 @@ def _key(settings: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in settings.items() if name not in ("round", "objective")})
 
 
-def _objectives(runs: list[_Run], last: int, side_by_side: bool) -> list[float]:
-    """What each run reaches in ``last`` steps; infinity if that is not finite."""
-    if side_by_side:
-        values = _together(runs, last)
+def _objectives(runs: list[_Run], last: int, together: int | None) -> list[float]:
+    """What each run reaches in ``last`` steps, this many ``together``; infinity if that is not finite."""
+    if together is not None:
+        values = _together(runs, last, max(together, len(runs)))
     else:
         values = []
         for run in runs:
@@ -187,8 +196,10 @@ def _objectives(runs: list[_Run], last: int, side_by_side: bool) -> list[float]:
     return [value if math.isfinite(value) else math.inf for value in values]
 
 
-def _together(runs: list[_Run], last: int) -> list[float]:
+def _together(runs: list[_Run], last: int, size: int) -> list[float]:
+    """What `_objectives` gives, from one compiled call for ``size`` runs, the last repeated to fill it."""
     one = runs[0]
+    runs = runs + [runs[-1]] * (size - len(runs))
     drawn = batches(one.sampling, one.seed, 0, last, one.problem.n_shards, one.batch_size)
     solvers = _stacked([jax.tree.map(_as_array, run.solver) for run in runs])
     losses = _run_all(one.problem, solvers, _stacked([run.state for run in runs]), jnp.asarray(drawn))
@@ -219,7 +230,8 @@ def _run_all(problem: Problem, solvers: Any, states: Any, drawn: Array) -> Array
 
 
 def _small(run: _Run) -> bool:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(run.state)) <= VECTORISED
+    limit = VECTORISED["cpu" if jax.default_backend() == "cpu" else "other"]
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(run.state)) <= limit
 
 
 class _Ledger:

@@ -40,6 +40,9 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
     recommends (``local_sweeps``), else one, which is exact where ``local_step`` is a minimiser.
     """
     sweeps = getattr(problem.model, "local_sweeps", 1) if sweeps is None else sweeps
+    if not isinstance(sweeps, int) or sweeps < 1:
+        msg = f"`sweeps` must be a whole number of at least 1, got {sweeps!r}."
+        raise ValueError(msg)
 
     def sweep(old: PyTree) -> PyTree:
         return with_halo_of(problem, old, CoordinateDescent().local_step(problem, old, lam, shard))

@@ -12,6 +12,7 @@ from pdvi.problem import Problem
 from pdvi.shards import put
 from pdvi.solvers.conjugate import add, best_globals, require
 from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.solvers.rates import check_decay
 
 Array = jax.Array
 PyTree = Any
@@ -50,6 +51,7 @@ class PGSVI(eqx.Module):
         require(self, problem, "statistics", "global_step", "natural", "from_natural")
         if hasattr(problem.model, "nonconjugate"):
             require(self, problem, "natural_gradient")
+        check_decay(self.rate, 0.0, 1.0)
         return PGSVIState(lam, local)
 
     def step(self, problem: Problem, state: PGSVIState, batch: Array) -> PGSVIState:

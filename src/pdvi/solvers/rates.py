@@ -1,8 +1,9 @@
-"""Step sizes per block, for the methods that move along gradients.
+"""Step sizes: per block for the methods that move along gradients, decaying for those that need it.
 
 All gradients are those of the sum F = sum_b f_b, estimated from a batch as (B / |S|) sum_{b in S} grad f_b; so a
 rate has the units of 1 / curvature of F: twice the data, half the rate. The gradient in a shard's own locals needs
-no such factor. Rates of methods that divide a gradient by its size (RMSProp, Adam) have the units of the parameter.
+no such factor. Rates of methods that divide a gradient by its size (RMSProp, Adam) have the units of the parameter;
+those of natural gradients (SVI, PGSVI, SNGVI) have none.
 """
 
 from __future__ import annotations
@@ -25,10 +26,24 @@ def check_rates(problem: Problem, rate: Any, local_rate: float | None = None) ->
     if isinstance(rate, Mapping) and set(rate) != set(names):
         msg = f"`rate` must be a number or have the blocks {names}, got {sorted(rate)}."
         raise ValueError(msg)
-    for value in [*(rate.values() if isinstance(rate, Mapping) else [rate]), 1.0 if local_rate is None else local_rate]:
-        if np.shape(value) != () or not (np.isfinite(value) and value > 0):
-            msg = f"`rate` and `local_rate` must be positive and finite, got {value!r}."
-            raise ValueError(msg)
+    for value in rate.values() if isinstance(rate, Mapping) else [rate]:
+        _check("rate", value)
+    if local_rate is not None:
+        _check("local_rate", local_rate)
+
+
+def check_decay(rate: Any, forgetting: float, delay: float) -> None:
+    """Refuse settings that `decayed` cannot use."""
+    _check("rate", rate)
+    _check("delay", delay)
+    if forgetting != 0:
+        _check("forgetting", forgetting)
+
+
+def _check(name: str, value: Any) -> None:
+    if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
+        msg = f"`{name}` must be positive and finite, got {value!r}."
+        raise ValueError(msg)
 
 
 def per_coordinate(problem: Problem, rate: Any) -> Array:

@@ -12,7 +12,7 @@ from pdvi.problem import Problem
 from pdvi.shards import put
 from pdvi.solvers.conjugate import require
 from pdvi.solvers.local_variables import optimise, own_rows
-from pdvi.solvers.rates import decayed
+from pdvi.solvers.rates import check_decay, decayed
 
 Array = jax.Array
 PyTree = Any
@@ -49,6 +49,7 @@ class SNGVI(eqx.Module):
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> SNGVIState:
         """The state before the first step."""
         require(self, problem, "natural", "from_natural", "natural_gradient")
+        check_decay(self.rate, self.forgetting, self.delay)
         return SNGVIState(lam, local, jnp.zeros(()))
 
     def step(self, problem: Problem, state: SNGVIState, batch: Array) -> SNGVIState:

@@ -12,7 +12,7 @@ from pdvi.problem import Problem
 from pdvi.shards import put
 from pdvi.solvers.conjugate import add, best_globals, require
 from pdvi.solvers.local_variables import optimise, own_rows
-from pdvi.solvers.rates import decayed
+from pdvi.solvers.rates import check_decay, decayed
 
 Array = jax.Array
 PyTree = Any
@@ -40,7 +40,7 @@ class SVI(eqx.Module):
     SVI to a model whose locals have no joint closed form.
     """
 
-    rate: float = 1.0
+    rate: float = 0.1
     forgetting: float = 0.0
     delay: float = 1.0
     sweeps: int | None = None
@@ -49,6 +49,7 @@ class SVI(eqx.Module):
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> SVIState:
         """The state before the first step."""
         require(self, problem, "statistics", "global_step", "natural", "from_natural")
+        check_decay(self.rate, self.forgetting, self.delay)
         return SVIState(lam, local, jnp.zeros(()))
 
     def step(self, problem: Problem, state: SVIState, batch: Array) -> SVIState:

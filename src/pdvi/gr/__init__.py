@@ -1,0 +1,5 @@
+"""Graph: neighbours, weights, flow, patches."""
+
+from pdvi.gr.build import flow, flow_graph, knn_graph, partition, radius_graph, weights
+
+__all__ = ["flow", "flow_graph", "knn_graph", "partition", "radius_graph", "weights"]

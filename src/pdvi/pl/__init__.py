@@ -1,0 +1,11 @@
+"""Plots: maps of domains, of their probabilities and of what is uncertain, and how a fit went.
+
+Every function draws into the axes it is given, or into a new figure, and returns the axes. Matplotlib is imported when
+the first of them is called, and none changes its settings.
+"""
+
+from pdvi.pl.colors import palette
+from pdvi.pl.maps import domains, entropy, probabilities
+from pdvi.pl.traces import trace
+
+__all__ = ["domains", "entropy", "palette", "probabilities", "trace"]

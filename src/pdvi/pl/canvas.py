@@ -1,0 +1,174 @@
+"""How spots get onto axes: as discs in units of the coordinates, or, when there are many, binned into an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.ndimage import binary_closing, uniform_filter
+from scipy.spatial import cKDTree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RASTER_ABOVE = 100_000  # spots; more are drawn as an image (a tenth of that in small panels)
+FINE = 20_000  # spots; from here on discs overlap a little
+PIXELS = 1_200  # along the longer side of such an image, at most
+PANEL = 4.5  # inches, the height of a single map
+MARGIN = 0.02
+
+
+def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols: int = 4, height: float = PANEL) -> Any:
+    """An array of ``n`` axes: those given, or new ones whose shape follows the data, ``extra`` inches wider."""
+    if ax is not None:
+        axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
+        if len(axes) != n:
+            msg = f"`ax` must be {n} axes, one for each panel, got {len(axes)}."
+            raise ValueError(msg)
+        return axes
+    import matplotlib.pyplot as plt
+
+    span = np.maximum(np.ptp(xy, axis=0), 1e-12)
+    width = height * float(np.clip(span[0] / span[1], 0.4, 2.5))
+    ncols = min(n, ncols)
+    nrows = -(-n // ncols)
+    figure = plt.figure(figsize=(ncols * width + extra, nrows * height), layout="constrained")
+    return np.array([figure.add_subplot(nrows, ncols, i + 1) for i in range(n)], dtype=object)
+
+
+def frame(ax: Axes, xy: np.ndarray, *, flip: bool) -> None:
+    """Equal aspect, no ticks, and the y axis downwards where the coordinates are those of an image."""
+    low, high = xy.min(0), xy.max(0)
+    margin = MARGIN * float(max((high - low).max(), 1e-12))
+    ax.set_xlim(low[0] - margin, high[0] + margin)
+    ax.set_ylim(*((high[1] + margin, low[1] - margin) if flip else (low[1] - margin, high[1] + margin)))
+    ax.set_aspect("equal")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    for side in ax.spines.values():
+        side.set_visible(False)
+
+
+class Spots:
+    """Spots of one panel or of several small ones: discs in units of the data, or pixels when they are many."""
+
+    def __init__(self, xy: np.ndarray, size: float | None = None, *, small: bool = False):
+        self.xy = xy
+        self.grid = None
+        if len(xy) > RASTER_ABOVE // (10 if small else 1):
+            self.grid = _Grid(xy, size, PIXELS // (3 if small else 1))
+        elif size is None:
+            # where discs are about a pixel, gaps between them would only make the colours pale
+            self.size = spacing(xy) * (1.2 if len(xy) < FINE else 1.7)
+        else:
+            self.size = size
+
+    def labels(self, ax: Axes, codes: np.ndarray, colors: Sequence[str]) -> None:
+        """In the colour of each spot's code; -1 takes the last colour. A pixel takes the most frequent one."""
+        from matplotlib.colors import to_rgba_array
+
+        rgba = to_rgba_array(colors)
+        if self.grid is None:
+            self._discs(ax, facecolors=rgba[codes])
+            return
+        image = np.zeros((*self.grid.shape, 4))
+        most = np.zeros(self.grid.shape, np.float32)
+        for code in np.unique(codes):
+            score = self.grid.score(codes == code)
+            wins = score > most
+            most[wins] = score[wins]
+            image[wins] = rgba[code]
+        image[~self.grid.filled] = 0
+        self.grid.show(ax, image)
+
+    def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Any, norm: Any) -> Any:
+        """In the colour of each spot's number; a pixel takes the mean. Returns what a colour bar is made from."""
+        if self.grid is None:
+            discs = self._discs(ax, cmap=cmap, norm=norm)
+            discs.set_array(np.asarray(numbers, float))
+            return discs
+        image = np.ma.masked_where(~self.grid.filled, self.grid.mean(numbers))
+        return self.grid.show(ax, image, cmap=cmap, norm=norm)
+
+    def _discs(self, ax: Axes, **looks: Any) -> Any:
+        from matplotlib.collections import EllipseCollection
+
+        diameter = np.full(1, self.size)
+        discs = EllipseCollection(
+            diameter,
+            diameter,
+            np.zeros(1),
+            units="xy",  # of the data, so that discs touch at any size of the figure
+            offsets=self.xy,
+            offset_transform=ax.transData,
+            linewidths=0,
+            rasterized=True,
+            **looks,
+        )
+        ax.add_collection(discs, autolim=False)
+        return discs
+
+
+def spacing(xy: np.ndarray) -> float:
+    """About the distance between neighbours: from the sixth-nearest of a few hundred spots."""
+    n = len(xy)
+    some = xy[:: max(1, n // 500)]
+    k = min(7, n)
+    distance = np.asarray(cKDTree(xy).query(some, k=[k])[0])[:, 0]
+    typical = float(np.median(distance)) * np.sqrt(np.pi / max(k - 1, 1))  # a disc of so many spots
+    return typical if typical > 0 else float(max(np.ptp(xy, axis=0).max(), 1.0)) / np.sqrt(n)
+
+
+class _Grid:
+    """Pixels that hold about a spot or more each; holes are closed from the pixels around."""
+
+    def __init__(self, xy: np.ndarray, size: float | None, most: int):
+        low, high = xy.min(0), xy.max(0)
+        span = max(float((high - low).max()), 1e-12)
+        pixel = max(span / most, _coarse_spacing(xy, low, span) if size is None else size)
+        columns, rows = np.floor((high - low) / pixel).astype(int) + 1
+        self.shape = int(rows), int(columns)
+        column, row = np.floor((xy - low) / pixel).astype(np.int64).T
+        self.at = row * columns + column
+        self.extent = (low[0], low[0] + columns * pixel, low[1], low[1] + rows * pixel)
+        self.count = self._sum(None)
+        occupied = np.pad(self.count > 0, 2)
+        self.filled = binary_closing(occupied, np.ones((3, 3), bool), iterations=2)[2:-2, 2:-2]
+
+    def _sum(self, weights: np.ndarray | None) -> np.ndarray:
+        total = np.bincount(self.at, weights, minlength=self.shape[0] * self.shape[1])
+        return total.reshape(self.shape).astype(np.float32)
+
+    def score(self, chosen: np.ndarray) -> np.ndarray:
+        """How many of the chosen spots are in a pixel; those around only decide where it is empty or even."""
+        inside = np.bincount(self.at[chosen], minlength=self.shape[0] * self.shape[1]).reshape(self.shape)
+        return inside + 0.1 * _around(np.minimum(inside, 9).astype(np.float32))
+
+    def mean(self, numbers: np.ndarray) -> np.ndarray:
+        """Of the spots in a pixel, or around it where it is empty."""
+        total = self._sum(np.asarray(numbers, float))
+        empty = self.count == 0
+        total, count = (np.where(empty, _around(field), field) for field in (total, self.count))
+        return total / np.maximum(count, 1e-12)
+
+    def show(self, ax: Axes, image: Any, **colors: Any) -> Any:
+        """The image in the units of the data; the limits of the axes stay."""
+        limits = ax.get_xlim(), ax.get_ylim()
+        shown = ax.imshow(image, extent=self.extent, origin="lower", interpolation="nearest", **colors)
+        ax.set_xlim(*limits[0])
+        ax.set_ylim(*limits[1])
+        return shown
+
+
+def _around(field: np.ndarray) -> np.ndarray:
+    """The mean over five by five pixels: as far as a hole that is closed can be from its edge."""
+    return np.maximum(uniform_filter(field, 5, mode="constant"), 0)
+
+
+def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
+    """As `spacing`, from how much of a coarse grid is occupied: a tree of millions of spots would take seconds."""
+    bins = int(np.clip(np.sqrt(len(xy) / 30), 10, 400))
+    column, row = np.minimum((xy - low) / span * bins, bins - 1).astype(int).T
+    occupied = np.count_nonzero(np.bincount(row * bins + column, minlength=bins * bins) > 2)
+    return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))

@@ -1,0 +1,208 @@
+"""Maps of a slide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from pdvi.anndata_checks import SPATIAL, coordinates_of, samples_of
+from pdvi.pl import canvas
+from pdvi.pl.colors import MISSING, palette
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROWS_OF_LEGEND = 16
+
+
+def domains(
+    adata: Any,
+    *,
+    key: str = "domain",
+    basis: str = SPATIAL,
+    sample_key: str | None = None,
+    size: float | None = None,
+    legend: bool = True,
+    ax: Any = None,
+) -> Any:
+    """A map of the domains, or of any column of labels.
+
+    Parameters
+    ----------
+    key
+        column of obs; colours come from ``uns[key_colors]`` if they are there, otherwise from `palette`.
+    basis
+        coordinates in obsm ("spatial", or an embedding: "umap", "X_umap").
+    sample_key
+        a column of obs: one panel for each sample.
+    size
+        diameter of a spot in units of the coordinates; by default spots just touch.
+    legend
+        draw it, outside on the right.
+    ax
+        axes to draw into, one for each panel; by default a new figure.
+
+    Returns
+    -------
+    Axes, or an array of them with ``sample_key``.
+    """
+    column = _column(adata, key, "pdvi.tl.domains(adata, n_domains)")
+    column = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("string").astype("category")
+    names = [str(name) for name in column.cat.categories]
+    codes = column.cat.codes.to_numpy()
+    colors = _colors(adata, key, len(names))
+    missing = bool((codes < 0).any())
+    shown, parts = _samples(adata, sample_key)
+    xy, flip = _coordinates(adata, basis)
+    extra = 0.5 + 0.09 * max(map(len, names), default=0) if legend else 0.0
+    columns_of_legend = -(-(len(names) + missing) // ROWS_OF_LEGEND)
+    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=extra * columns_of_legend)
+    for each, name, rows in zip(axes, shown, parts):
+        canvas.frame(each, xy[rows], flip=flip)
+        canvas.Spots(xy[rows], size).labels(each, codes[rows], [*colors, MISSING])
+        each.set_title(name)
+    if legend:
+        entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
+        _legend(axes[min(len(axes), 4) - 1 if ax is None else -1], entries, columns_of_legend)
+    return axes[0] if sample_key is None else axes
+
+
+def probabilities(
+    adata: Any,
+    *,
+    key: str = "domain",
+    domains: Sequence[str] | None = None,
+    basis: str = SPATIAL,
+    size: float | None = None,
+    ncols: int = 4,
+    ax: Any = None,
+) -> Any:
+    """Small multiples: where each domain is how probable.
+
+    Parameters
+    ----------
+    domains
+        which ones; by default all.
+    ncols
+        panels in a row.
+    key, basis, size, ax
+        as in `pl.domains`; ``ax`` has one axes for each domain.
+
+    Returns
+    -------
+    Array of Axes.
+    """
+    from matplotlib.colors import Normalize
+
+    column = _column(adata, key, "pdvi.tl.domains(adata, n_domains)")
+    probability = _in(adata.obsm, f"{key}_probability", "adata.obsm", "pdvi.tl.domains(adata, n_domains)")
+    names = [str(name) for name in column.astype("category").cat.categories]
+    if len(names) != probability.shape[1]:
+        names = [str(k + 1) for k in range(probability.shape[1])]  # somebody removed empty categories
+    chosen = names if domains is None else [str(name) for name in domains]
+    for name in chosen:
+        if name not in names:
+            msg = f"`domains` must be among {names}, got {name!r}."
+            raise ValueError(msg)
+    xy, flip = _coordinates(adata, basis)
+    axes = canvas.panels(len(chosen), xy, ax=ax, extra=0.8, ncols=ncols, height=2.2)
+    spots, norm = canvas.Spots(xy, size, small=True), Normalize(0, 1)
+    for each, name in zip(axes, chosen):
+        canvas.frame(each, xy, flip=flip)
+        numbers = np.asarray(probability)[:, names.index(name)]
+        mappable = spots.values(each, numbers, cmap=_fading(), norm=norm)
+        each.set_title(name, fontsize="medium")
+    bar = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, label="probability")
+    bar.outline.set_visible(False)
+    return axes
+
+
+def entropy(
+    adata: Any,
+    *,
+    key: str = "domain",
+    basis: str = SPATIAL,
+    sample_key: str | None = None,
+    size: float | None = None,
+    ax: Any = None,
+) -> Any:
+    """A map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
+
+    Parameters are those of `pl.domains`. The colours reach from 0 to what all but one spot in a hundred stay below.
+    """
+    from matplotlib.colors import Normalize
+
+    numbers = _column(adata, f"{key}_entropy", "pdvi.tl.domains(adata, n_domains)").to_numpy(float)
+    shown, parts = _samples(adata, sample_key)
+    xy, flip = _coordinates(adata, basis)
+    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=1.0)
+    norm = Normalize(0, max(float(np.quantile(numbers, 0.99)), 0.05), clip=True)
+    for each, name, rows in zip(axes, shown, parts):
+        canvas.frame(each, xy[rows], flip=flip)
+        mappable = canvas.Spots(xy[rows], size).values(each, numbers[rows], cmap=_fading(), norm=norm)
+        each.set_title(name)
+    bar = axes[0].figure.colorbar(
+        mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, extend="max", label="entropy"
+    )
+    bar.outline.set_visible(False)
+    return axes[0] if sample_key is None else axes
+
+
+def _column(adata: Any, key: str, maker: str) -> pd.Series:
+    return _in(adata.obs, key, "adata.obs", maker)
+
+
+def _in(where: Any, key: str, place: str, maker: str) -> Any:
+    if key not in where:
+        msg = f"{key!r} not in {place} (it has {sorted(where)}); run {maker} first."
+        raise ValueError(msg)
+    return where[key]
+
+
+def _coordinates(adata: Any, basis: str) -> tuple[np.ndarray, bool]:
+    """Two columns, and whether the second points downwards, as on an image of a slide."""
+    if basis not in adata.obsm and f"X_{basis}" in adata.obsm:
+        basis = f"X_{basis}"
+    return coordinates_of(adata, basis)[:, :2], basis.startswith(SPATIAL)
+
+
+def _samples(adata: Any, key: str | None) -> tuple[list[str], list[Any]]:
+    """Titles and rows of the panels."""
+    if key is None:
+        return [""], [slice(None)]
+    numbers = samples_of(adata, key)
+    names = adata.obs[key].astype(str).to_numpy()
+    rows = [np.flatnonzero(numbers == number) for number in range(numbers.max() + 1)]
+    return [str(names[row[0]]) for row in rows], rows
+
+
+def _colors(adata: Any, key: str, n: int) -> list[str]:
+    given = [str(color) for color in adata.uns.get(f"{key}_colors", [])]
+    return given[:n] if len(given) >= n else palette(n)
+
+
+def _legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="", marker="o", markersize=7, color=color) for _, color in entries]
+    ax.legend(
+        handles,
+        [name for name, _ in entries],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        ncols=ncols,
+        handletextpad=0.2,
+        columnspacing=0.8,
+        fontsize="medium" if len(entries) <= ROWS_OF_LEGEND else "small",
+    )
+
+
+def _fading() -> Any:
+    """From a light grey, so that the tissue is seen where there is nothing, to a dark blue."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("fading", ["#E8E8E8", "#9CC9DF", "#2C7FB8", "#08306B"])

@@ -1,0 +1,6 @@
+"""Prepare: from counts to features."""
+
+from pdvi.pp.neighborhood import neighborhood
+from pdvi.pp.prepare import prepare
+
+__all__ = ["neighborhood", "prepare"]

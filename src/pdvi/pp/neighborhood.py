@@ -1,0 +1,79 @@
+"""Features that join a spot's own expression with that of its surroundings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.spatial import cKDTree
+
+from pdvi.anndata_checks import coordinates_of, features_of, samples_of
+
+
+def neighborhood(
+    adata: Any,
+    *,
+    n_neighbors: int = 30,
+    n_components: int = 20,
+    own: float = 0.0,
+    gradient: float = 0.0,
+    use_rep: str = "X_pca",
+    sample_key: str | None = None,
+    key_added: str = "X_neighborhood",
+) -> None:
+    """Write the mean of each spot and its nearest neighbours to ``obsm[key_added]``.
+
+    Parameters
+    ----------
+    n_neighbors
+        how many of the nearest spots of the same sample are averaged with the spot itself.
+    n_components
+        how many leading columns of ``use_rep`` are used.
+    own
+        weight of the spot's own features, appended as further columns; 0 leaves them out.
+    gradient
+        weight of the length of the mean's spatial gradient, per column; 0 leaves it out.
+    """
+    features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")[:, :n_components]
+    coordinates = coordinates_of(adata)
+    if n_neighbors < 0:
+        msg = f"`n_neighbors` must be at least 0, got {n_neighbors!r}."
+        raise ValueError(msg)
+    samples = samples_of(adata, sample_key)
+    mean = np.empty_like(features)
+    slope = np.empty_like(features) if gradient else None
+    for sample in np.unique(samples):
+        rows = np.flatnonzero(samples == sample)
+        index = _nearest(coordinates[rows], n_neighbors)
+        mean[rows] = _averaging(index) @ features[rows]
+        if slope is not None:
+            slope[rows] = _gradient(coordinates[rows], mean[rows], index)
+    parts = [own * features] if own else []
+    parts.append(mean)
+    if slope is not None:
+        parts.append(gradient * slope)
+    adata.obsm[key_added] = np.hstack(parts).astype(np.float32)
+
+
+def _nearest(coordinates: np.ndarray, k: int) -> np.ndarray:
+    k = min(k + 1, len(coordinates))
+    return np.asarray(cKDTree(coordinates).query(coordinates, k=k, workers=-1)[1]).reshape(len(coordinates), k)
+
+
+def _averaging(index: np.ndarray) -> sp.csr_array:
+    n, k = index.shape
+    values = np.full(n * k, 1 / k, np.float32)
+    return sp.csr_array((values, index.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+
+
+def _gradient(coordinates: np.ndarray, values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The length of the least-squares slope of each column over the neighbours, per unit of their distance."""
+    steps = coordinates[index, :2] - coordinates[:, None, :2]
+    steps /= max(float(np.median(np.linalg.norm(steps, axis=2))), 1e-12)
+    inverse = np.linalg.pinv(steps)  # (n, 2, k)
+    slope = np.zeros((2, *values.shape), np.float32)
+    for j in range(index.shape[1]):
+        change = values[index[:, j]] - values
+        slope += inverse[:, :, j].T[:, :, None] * change
+    return np.linalg.norm(slope, axis=0)

@@ -1,0 +1,271 @@
+"""The scverse facades: prepare, graph, domains."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy as sc
+import scipy.sparse as sp
+
+import pdvi
+
+
+def layered(n=900, n_genes=60, seed=0):
+    """Four horizontal layers of cells, each with its own marker genes."""
+    rng = np.random.default_rng(seed)
+    xy = rng.random((n, 2)) * 100
+    layer = np.minimum((xy[:, 1] // 25).astype(int), 3)
+    rate = np.full((n, n_genes), 0.4)
+    for k in range(4):
+        rate[np.ix_(layer == k, range(k, n_genes, 6))] = 1.6
+    counts = rng.poisson(rate * rng.gamma(5, 0.2, (n, 1)))
+    obs = pd.DataFrame({"truth": layer.astype(str)}, index=[f"cell{i}" for i in range(n)])
+    adata = ad.AnnData(sp.csr_matrix(counts, dtype=np.float32), obs=obs)
+    adata.obsm["spatial"] = xy
+    return adata
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    adata = layered()
+    with pytest.warns(UserWarning, match="made what was missing with the defaults of pdvi.pp.prepare"):
+        pdvi.tl.domains(adata, 4)
+    return adata
+
+
+def test_domains_are_found_and_written(fitted):
+    assert pdvi.metrics.ari(fitted.obs["truth"], fitted.obs["domain"]) > 0.8
+    assert fitted.obs["domain"].dtype == "category"
+    sizes = fitted.obs["domain"].value_counts()[["1", "2", "3", "4"]].to_numpy()
+    assert (np.diff(sizes) <= 0).all()
+    probability = fitted.obsm["domain_probability"]
+    np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-4)
+    entropy = fitted.obs["domain_entropy"]
+    assert entropy.between(0, 1).all()
+    edge = np.abs(fitted.obsm["spatial"][:, 1] % 25 - 12.5) > 10
+    assert entropy[edge].mean() > entropy[~edge].mean()
+    assert len(fitted.uns["domain_colors"]) == 4
+    assert fitted.uns["domain"]["params"]["n_domains"] == 4
+    assert {"epoch", "objective"} <= set(fitted.uns["domain"]["trace"])
+
+
+def test_nothing_else_in_adata_changes(fitted):
+    fresh = layered()
+    assert (fitted.X != fresh.X).nnz == 0
+    np.testing.assert_array_equal(fitted.obsm["spatial"], fresh.obsm["spatial"])
+    assert set(fitted.obs) - set(fresh.obs) == {"domain", "domain_entropy"}
+    assert set(fitted.obsm) - set(fresh.obsm) == {"X_pca", "X_neighborhood", "domain_probability"}
+    assert set(fitted.uns) - set(fresh.uns) == {"domain", "domain_colors"}
+    assert set(fitted.obsp) == {"potts_weights"}
+    assert list(fitted.var) == list(fresh.var)
+
+
+def test_the_same_seed_gives_the_same_labels(fitted):
+    again = layered()
+    for key in ("X_pca", "X_neighborhood"):
+        again.obsm[key] = fitted.obsm[key]
+    again.obsp["potts_weights"] = fitted.obsp["potts_weights"]
+    pdvi.tl.domains(again, 4)
+    np.testing.assert_array_equal(again.obs["domain"].to_numpy(), fitted.obs["domain"].to_numpy())
+    np.testing.assert_array_equal(again.obsm["domain_probability"], fitted.obsm["domain_probability"])
+
+
+@pytest.mark.filterwarnings("ignore:.*set_bad:PendingDeprecationWarning")  # inside scanpy
+def test_the_file_opens_in_scanpy_and_draws(fitted, tmp_path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    fitted.write_h5ad(tmp_path / "out.h5ad")
+    back = sc.read_h5ad(tmp_path / "out.h5ad")
+    assert (back.obs["domain"] == fitted.obs["domain"]).all()
+    axes = sc.pl.embedding(back, "spatial", color="domain", show=False)
+    assert axes is not None
+    matplotlib.pyplot.close("all")
+
+
+def test_a_graph_from_elsewhere_is_accepted(fitted):
+    """Such as squidpy's: plain connectivities."""
+    other = layered()
+    other.obsm["X_neighborhood"] = fitted.obsm["X_neighborhood"]
+    other.obsp["spatial_connectivities"] = (fitted.obsp["potts_weights"] > 0).astype(float)
+    pdvi.tl.domains(other, 4, graph_key="spatial_connectivities", beta=0.5)
+    assert pdvi.metrics.ari(other.obs["truth"], other.obs["domain"]) > 0.8
+    assert "potts_weights" not in other.obsp
+
+
+def test_samples_share_domains_but_no_edges():
+    both = ad.concat({"a": layered(seed=0), "b": layered(seed=1)}, label="sample", index_unique="-")
+    pdvi.pp.prepare(both)
+    pdvi.pp.neighborhood(both, sample_key="sample")
+    pdvi.gr.knn_graph(both, sample_key="sample")
+    edges = sp.coo_array(both.obsp["potts_weights"])
+    sample = both.obs["sample"].to_numpy()
+    assert (sample[edges.row] == sample[edges.col]).all()
+    pdvi.tl.domains(both, 4, sample_key="sample", n_init=2)
+    assert pdvi.metrics.ari(both.obs["truth"], both.obs["domain"]) > 0.8
+    table = pd.crosstab(both.obs["domain"], both.obs["sample"])
+    assert (table.to_numpy() > 50).all()
+
+
+def test_the_number_of_domains_is_recommended():
+    adata = layered()
+    pdvi.pp.prepare(adata)
+    pdvi.pp.neighborhood(adata)
+    pdvi.gr.knn_graph(adata)
+    found = pdvi.tl.choose_n_domains(adata, [2, 4, 7], n_seeds=2)
+    table = adata.uns["n_domains"]
+    assert found == table["recommended"]
+    assert table["n_domains"].tolist() == [2, 4, 7]
+    assert table["stability"][1] > 0.8
+    assert (np.diff(table["elbo"][:2]) > 0).all()
+
+
+def test_prepared_components_are_the_recipe():
+    """Against the steps done by hand, dense."""
+    adata = layered(300, 40)
+    pdvi.pp.prepare(adata, n_components=5)
+    X = adata.X.toarray().astype(float)
+    totals = X.sum(1, keepdims=True)
+    X = np.log1p(X / np.where(totals > 0, totals, 1) * np.median(totals[totals > 0]))
+    X = np.minimum(X / X.std(0, ddof=1), 10)
+    X -= X.mean(0)
+    expected = np.linalg.svd(X, full_matrices=False)
+    scores = expected[0][:, :5] * expected[1][:5]
+    for column in range(5):
+        assert abs(np.corrcoef(scores[:, column], adata.obsm["X_pca"][:, column])[0, 1]) > 0.999
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "dense", "int", "backed"])
+def test_any_kind_of_matrix_will_do(kind, tmp_path):
+    adata = layered(200, 30)
+    reference = adata.copy()
+    pdvi.pp.prepare(reference)
+    if kind == "csc":
+        adata.X = sp.csc_matrix(adata.X)
+    elif kind == "dense":
+        adata.X = adata.X.toarray()
+    elif kind == "int":
+        adata.X = adata.X.astype(np.int64)
+    elif kind == "backed":
+        adata.write_h5ad(tmp_path / "slide.h5ad")
+        adata = ad.read_h5ad(tmp_path / "slide.h5ad", backed="r")
+    pdvi.pp.prepare(adata)
+    np.testing.assert_allclose(np.abs(adata.obsm["X_pca"]), np.abs(reference.obsm["X_pca"]), atol=1e-2)
+    if kind == "backed":
+        adata.file.close()
+
+
+def test_normalised_data_is_noticed():
+    adata = layered(200, 30)
+    adata.X = np.log1p(adata.X.toarray() / 7)
+    with pytest.warns(UserWarning, match="looks normalised already"):
+        pdvi.pp.prepare(adata)
+
+
+def test_empty_spots_and_genes_are_no_trouble():
+    adata = layered(200, 30)
+    dense = adata.X.toarray()
+    dense[5] = 0
+    dense[:, 3] = 0
+    adata.X = sp.csr_matrix(dense)
+    pdvi.pp.prepare(adata)
+    assert np.isfinite(adata.obsm["X_pca"]).all()
+
+
+def test_neighborhoods_are_means_of_the_nearest():
+    adata = layered(100, 20)
+    pdvi.pp.prepare(adata)
+    pdvi.pp.neighborhood(adata, n_neighbors=4, n_components=3, own=0.5, gradient=1.0)
+    features, xy = adata.obsm["X_pca"][:, :3], adata.obsm["spatial"]
+    order = np.argsort(np.linalg.norm(xy[:, None] - xy[None], axis=-1), axis=1)[:, :5]
+    found = adata.obsm["X_neighborhood"]
+    assert found.shape == (100, 9)
+    np.testing.assert_allclose(found[:, :3], 0.5 * features, rtol=1e-5)
+    np.testing.assert_allclose(found[:, 3:6], features[order].mean(1), rtol=1e-4, atol=1e-5)
+    assert (found[:, 6:] >= 0).all()
+
+
+def test_radius_and_flow_graphs(fitted):
+    adata = fitted.copy()
+    pdvi.gr.radius_graph(adata, radius=8.0)
+    assert adata.obsp["potts_weights"].nnz > 0
+    pdvi.gr.flow(adata, labels_key="domain")
+    inside = np.abs(adata.obsm["spatial"][:, 1] - 50) < 10
+    assert np.median(np.abs(adata.obsm["flow"][inside, 0])) > 0.9
+    pdvi.gr.flow_graph(adata, length=10.0, width=3.0)
+    edges = sp.coo_array(adata.obsp["potts_weights"])
+    step = np.abs(adata.obsm["spatial"][edges.row] - adata.obsm["spatial"][edges.col])
+    assert step[:, 0].mean() > 1.5 * step[:, 1].mean()
+
+
+def test_patches_are_written():
+    adata = layered(100, 20)
+    pdvi.gr.partition(adata, n_patches=7)
+    assert np.ptp(adata.obs["patch"].value_counts()) <= 1
+    pdvi.gr.partition(adata, cells=(2, 2))
+    assert adata.obs["patch"].nunique() == 4
+
+
+def broken(change):
+    adata = layered(50, 20)
+    change(adata)
+    return adata
+
+
+def _without_coordinates(adata):
+    del adata.obsm["spatial"]
+
+
+def _nan_coordinates(adata):
+    adata.obsm["spatial"][3] = np.nan
+
+
+def _nan_counts(adata):
+    adata.X.data[0] = np.nan
+
+
+def _all_zero(adata):
+    adata.X = sp.csr_matrix(adata.shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without_coordinates, r"'spatial' not in adata.obsm \(it has \[\]\)"),
+        (_nan_coordinates, r"adata.obsm\['spatial'\] must be finite: 1 of 50 spots are not; remove these spots"),
+        (_nan_counts, "adata.X must be finite; it has 1 NaN"),
+        (_all_zero, "must have at least one value that is not 0"),
+    ],
+)
+def test_bad_slides_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        pdvi.tl.domains(broken(change), 3)
+
+
+@pytest.mark.parametrize("n_domains", [1, 51, 2.5])
+def test_bad_numbers_of_domains_are_named(n_domains):
+    with pytest.raises(ValueError, match=r"`n_domains` must be between 2 and the number of spots \(50\), got"):
+        pdvi.tl.domains(layered(50, 20), n_domains)
+
+
+def test_one_spot_and_no_genes_are_named():
+    with pytest.raises(ValueError, match="at least 2 spots, got 1"):
+        pdvi.pp.prepare(layered(50, 20)[:1].copy())
+    with pytest.raises(ValueError, match="at least one gene, got 0"):
+        pdvi.pp.prepare(layered(50, 20)[:, :0].copy())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: pdvi.pp.neighborhood(a), r"'X_pca' not in adata.obsm .* run pdvi.pp.prepare\(adata\) first"),
+        (lambda a: pdvi.gr.weights(a), r"'potts_weights' not in adata.obsp .* run pdvi.gr.knn_graph\(adata\) first"),
+        (lambda a: pdvi.gr.flow(a, labels_key="domain"), "'domain' not in adata.obs"),
+        (lambda a: pdvi.gr.knn_graph(a, sample_key="slide"), "'slide' not in adata.obs"),
+        (lambda a: pdvi.pp.prepare(a, layer="counts"), "'counts' not in adata.layers"),
+        (lambda a: pdvi.tl.domains(a, 3, graph_key="mine"), "'mine' not in adata.obsp"),
+    ],
+)
+def test_missing_keys_say_what_makes_them(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(layered(50, 20))
