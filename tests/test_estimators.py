@@ -100,6 +100,7 @@ def test_domains_of_a_tissue_are_found(covariance):
     assert smooth > 0.85
     assert smooth > metrics.ari(TISSUE.labels, plain.labels_) + 0.1
     np.testing.assert_allclose(fitted.probabilities_.sum(1), 1, rtol=1e-4)
+    assert fitted.converged_
     events = fitted.result_.trace["event"].tolist()
     assert "hyper-parameters re-estimated" in events
 

@@ -4,69 +4,173 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
 @app.callback()
-def _options(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
-) -> None:
-    """Large-scale variational inference by primal-dual optimisation."""
+def _options(debug: Debug = False) -> None:
+    """Spatial domains, and large-scale variational inference by primal-dual optimisation."""
 
 
 @app.command()
 def demo(
-    n: Annotated[int, typer.Option(help="Number of shards.")] = 10_000,
-    epochs: Annotated[int, typer.Option(help="Epochs to run.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the data and the draws.")] = 0,
+    n_spots: Annotated[int, typer.Option(help="Cells of the simulated tissue.")] = 10_000,
+    n_domains: Annotated[int, typer.Option(help="Its domains.")] = 12,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("pdvi-demo"),
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
-    """Solve the paper's quadratic problem with PD-VI and P2D-VI, nothing tuned, and print a table."""
-    import pdvi
+    """Simulate a tissue, find its domains, print how well k-means and pdvi did, and write figures."""
+    from pdvi.console import progress
 
-    problem = pdvi.datasets.quadratic(n, seed=seed)
-    solvers = {"PD-VI": pdvi.PDVI(), "P2D-VI": pdvi.P2DVI()}
-    table = Table(title=f"{n:,} shards, 5 local and 5 global variables, condition number 1,000")
-    for column in ("method", "epochs", "seconds", "objective / start", "gradient / start"):
+    if out.exists() and not out.is_dir():
+        msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
+        raise ValueError(msg)
+    with progress(quiet=quiet) as say:
+        from pdvi.demo import FIGURES, run
+
+        _without_windows()
+        rows = run(n_spots, n_domains, seed, out, say)
+    if quiet:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{n_spots:,} cells, {n_domains} domains: agreement with the truth")
+    for column in ("method", "ARI", "NMI", "seconds"):
         table.add_column(column, justify="left" if column == "method" else "right")
-    for name, solver in solvers.items():
-        trace = pdvi.fit(problem, solver, max_epochs=epochs, tol=0, seed=seed).trace
-        first, last = trace.iloc[0], trace.iloc[-1]
-        table.add_row(
-            name,
-            f"{last.epoch:g}",
-            f"{last.seconds:.2f}",
-            f"{last.objective / first.objective:.1e}",
-            f"{last.grad_norm / first.grad_norm:.1e}",
-        )
+    for row in rows:
+        table.add_row(row.method, f"{row.ari:.2f}", f"{row.nmi:.2f}", f"{row.seconds:.1f}")
     Console().print(table)
+    print(f"Figures in {out}: {', '.join(FIGURES)}")
 
 
 @app.command()
-def info() -> None:
-    """Print versions and devices, for a bug report."""
+def domains(
+    slide: Annotated[Path, typer.Argument(help="An h5ad file with counts, and coordinates in obsm['spatial'].")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
+    n_domains: Annotated[int, typer.Option(help="How many domains.")],
+    plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
+    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the spatial domains of a slide."""
+    from pdvi.console import progress
+
+    with progress(quiet=quiet) as say:
+        from pdvi import files, pl, tl
+
+        files.check_writable(output)
+        if plot is not None:
+            files.check_figure(plot)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide)
+        say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+        try:
+            tl.domains(adata, n_domains, sample_key=sample_key, seed=seed)
+        except ValueError as error:
+            msg = f"{str(slide)!r}: {error}"
+            raise ValueError(msg) from error
+        say(adata.uns["domain"]["status"])
+        with files.replacing(output) as temporary:
+            say(f"writing {output}")
+            adata.write_h5ad(temporary)
+            if plot is not None:
+                say(f"drawing {plot}")
+                _without_windows()
+                files.write_figure(pl.domains(adata, sample_key=sample_key), plot)
+        say("done")
+
+
+@app.command()
+def simulate(
+    output: Annotated[Path, typer.Argument(help="Where to write the h5ad file.")],
+    n_spots: Annotated[int, typer.Option(help="Over all samples.")] = 20_000,
+    n_genes: Annotated[int, typer.Option(help="Columns of the count matrix.")] = 500,
+    n_domains: Annotated[int, typer.Option(help="Layers, regions and nuclei together.")] = 12,
+    n_samples: Annotated[int, typer.Option(help="Slides of the same organ.")] = 1,
+    cells_per_spot: Annotated[int, typer.Option(help="1: single cells; more: spots on a grid.")] = 1,
+    features: Annotated[int | None, typer.Option(help="So many features instead of counts.")] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate a tissue with counts, coordinates and known domains."""
+    from pdvi.console import progress
+
+    with progress(quiet=quiet) as say:
+        from pdvi import files
+        from pdvi.tissue import tissue
+
+        files.check_writable(output)
+        say(f"simulating {n_spots:,} spots, {n_domains} domains")
+        shape = {"n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
+        adata = tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, seed=seed)
+        say(f"writing {output}")
+        files.write_slide(adata, output)
+        say("done")
+
+
+@app.command()
+def info(debug: Debug = False) -> None:
+    """Print versions, devices and the compilation cache, for a bug report."""
     import jax
 
     lines = {"pdvi": version("pdvi"), "Python": platform.python_version(), "platform": platform.platform()}
-    lines |= {name: version(name) for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy")}
+    for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
+        try:
+            lines[name] = version(name)
+        except PackageNotFoundError:
+            lines[name] = "not installed"
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
+    cache = getattr(jax.config, "jax_compilation_cache_dir", None)
+    lines["cache"] = cache or "none (JAX_COMPILATION_CACHE_DIR names a folder)"
     for name, value in lines.items():
         print(f"{name:14} {value}")
 
 
-def main() -> None:
-    """Exit code 0, or 1 with one line that names the cause and the remedy."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit code 0, or 1 with one line that names the cause and the remedy; a traceback only with --debug."""
+    arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     try:
-        app(standalone_mode=True)
-    except (ValueError, OSError) as error:
-        if "--debug" in sys.argv:
+        code = app(arguments, prog_name="pdvi", standalone_mode=False)
+    except Exception as error:
+        if "--debug" in arguments:
             raise
-        print(f"pdvi: {error}", file=sys.stderr)
+        print(f"pdvi: {_line(error)}", file=sys.stderr)
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _line(error: Any) -> str:
+    if hasattr(error, "format_message"):  # of the command line itself: an unknown option, a missing argument
+        return f"{_one_line(error.format_message())} See pdvi --help."
+    if isinstance(error, MemoryError):
+        return "not enough memory; use fewer spots or genes."
+    if isinstance(error, ValueError | OSError):
+        return _one_line(error)
+    return f"unexpected {type(error).__name__}: {_one_line(error)}; run again with --debug and report what it prints."
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _without_windows() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # also where a display is named that is not there

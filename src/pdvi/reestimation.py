@@ -18,7 +18,7 @@ import pandas as pd
 
 from pdvi.fit import fit
 from pdvi.problem import Problem
-from pdvi.result import Point, Result
+from pdvi.result import Point, Result, Status
 from pdvi.solvers.conjugate import add
 
 Array = jax.Array
@@ -63,6 +63,7 @@ def variational_em(
             result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated"
         )
         if before - result.objective < tol * abs(result.objective):
+            result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     if reseed:
         result = _reseeded(problem, solver, result, tol, settings)

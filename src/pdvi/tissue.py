@@ -89,10 +89,12 @@ def tissue(
         raise ValueError(msg)
     several = 1 - 1 / cells_per_spot
     mixing = 0.3 + 0.4 * several if mixing is None else mixing
-    for name, share in {"mixing": mixing, "dropout": dropout}.items():
-        if not 0 <= share <= 1 or (name == "dropout" and share == 1):
-            msg = f"`{name}` must be between 0 and 1, got {share!r}."
-            raise ValueError(msg)
+    if not 0 <= mixing <= 1:
+        msg = f"`mixing` must be between 0 and 1, got {mixing!r}."
+        raise ValueError(msg)
+    if not 0 <= dropout < 1:
+        msg = f"`dropout` must be at least 0 and below 1, got {dropout!r}."
+        raise ValueError(msg)
     if depth is not None and not depth > 0:
         msg = f"`depth` must be positive, got {depth!r}."
         raise ValueError(msg)
@@ -108,21 +110,21 @@ def tissue(
         fill = _Counts(_profiles(n_genes, mixtures, n_samples, rng), depth, dropout)
     else:
         fill = _Features(n_spots, features, mixtures, n_samples, rng)
-    kind = _simulate(slides, organ, mixtures, cells_per_spot, fill, rng.integers(2**63))
+    kind = _simulate(slides, organ, mixtures, cells_per_spot, fill, int(rng.integers(2**63)))
 
     from anndata import AnnData
 
     obs = pd.DataFrame(
         {
-            "truth": pd.Categorical.from_codes(slides.domain, organ.names),
-            "cell_type": pd.Categorical.from_codes(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
-            "sample": pd.Categorical.from_codes(slides.sample, [str(s + 1) for s in range(n_samples)]),
+            "truth": _categorical(slides.domain, organ.names),
+            "cell_type": _categorical(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
+            "sample": _categorical(slides.sample, [str(s + 1) for s in range(n_samples)]),
         },
         index=pd.RangeIndex(1, n_spots + 1).astype(str),
     )
     adata = AnnData(obs=obs, **fill.parts())
     adata.obsm["spatial"] = slides.position
-    given = {"n_spots": n_spots, "n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
+    given: dict[str, Any] = {"n_spots": n_spots, "n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
     given |= {"cells_per_spot": cells_per_spot, "mixing": mixing, "depth": depth, "dropout": dropout}
     given |= {"features": features, "seed": seed}
     adata.uns["tissue"] = {"params": {name: value for name, value in given.items() if value is not None}}
@@ -351,18 +353,16 @@ def _lattice(
     rows = max(1, POINTS // len(x))
     for begin in range(0, len(y), rows):
         row = np.arange(begin, min(begin + rows, len(y)))
-        points = np.empty((len(row), len(x), 2), np.float32)
-        points[..., 0] = x + (row % 2)[:, None] * pitch / 2
-        points[..., 1] = y[row][:, None]
-        points = points.reshape(-1, 2)
+        lattice = np.empty((len(row), len(x), 2), np.float32)
+        lattice[..., 0] = x + (row % 2)[:, None] * pitch / 2
+        lattice[..., 1] = y[row][:, None]
+        points = lattice.reshape(-1, 2)
         if jitter:
             points += np.float32(2 * jitter * pitch) * (rng.random(points.shape, np.float32) - np.float32(0.5))
         yield points
 
 
-def _within(
-    organ: _Organ, deform: _Deformation, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _within(organ: _Organ, deform: _Deformation, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The points that lie in the organ: on the slide, in the organ's frame, and their domain."""
     place = deform(points)
     inside = organ.reach(place) < 1
@@ -392,6 +392,10 @@ def _mixtures(n_domains: int, mixing: float, rng: np.random.Generator) -> np.nda
     return (1 - mixing) * own + mixing * anywhere
 
 
+def _categorical(codes: Any, names: Any) -> Any:
+    return pd.Categorical.from_codes(codes, names)
+
+
 class _Profiles(NamedTuple):
     """What a gene's mean is made of."""
 
@@ -414,8 +418,10 @@ def _profiles(n_genes: int, mixtures: np.ndarray, n_samples: int, rng: np.random
     response = _sparse_normal(rng, (LIGANDS, n_genes), 0.05, 1.0, 0.3)
     responding = np.flatnonzero(response.any(0))
     shape = rng.uniform(1, 6, n_genes)
-    single = [table.astype(np.float32) for table in (types, regional, batch)]
-    return _Profiles(*single, responding, response[:, responding].astype(np.float32), shape.astype(np.float32))
+    types, regional, batch = (table.astype(np.float32) for table in (types, regional, batch))
+    return _Profiles(
+        types, regional, batch, responding, response[:, responding].astype(np.float32), shape.astype(np.float32)
+    )
 
 
 def _sparse_normal(
@@ -462,8 +468,8 @@ def _simulate(
         drawn = rng.random((len(domain), cells_per_spot), np.float32)
         types = (drawn[..., None] >= cumulative[domain][:, None]).sum(-1)
         at = np.arange(len(domain))[:, None] * mixtures.shape[1] + types
-        cells = np.bincount(at.ravel(), minlength=len(domain) * mixtures.shape[1])
-        cells = cells.reshape(len(domain), -1).astype(np.float32) / cells_per_spot
+        counted = np.bincount(at.ravel(), minlength=len(domain) * mixtures.shape[1])
+        cells = counted.reshape(len(domain), -1).astype(np.float32) / cells_per_spot
         kind[rows] = cells.argmax(1)
         ligand = np.exp(-np.linalg.norm(place[:, None] - sources, axis=-1) / reach).astype(np.float32)
         library = np.exp(rng.normal(0, 0.4, len(domain)) - 0.08).astype(np.float32)

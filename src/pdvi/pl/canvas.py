@@ -170,5 +170,5 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     """As `spacing`, from how much of a coarse grid is occupied: a tree of millions of spots would take seconds."""
     bins = int(np.clip(np.sqrt(len(xy) / 30), 10, 400))
     column, row = np.minimum((xy - low) / span * bins, bins - 1).astype(int).T
-    occupied = np.count_nonzero(np.bincount(row * bins + column, minlength=bins * bins) > 2)
+    occupied = int(np.count_nonzero(np.bincount(row * bins + column, minlength=bins * bins) > 2))
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))

@@ -11,7 +11,7 @@ UNITS = {"epoch": "epoch", "seconds": "seconds", "step": "step"}
 
 
 def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = None) -> Any:
-    """The objective and the norm of its gradient during the fit.
+    """The objective and the norm of its gradient during the fit; dotted lines are events, such as new noise.
 
     Parameters
     ----------
@@ -43,10 +43,13 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
         if len(axes) != 2:
             msg = f"`ax` must be 2 axes, got {len(axes)}."
             raise ValueError(msg)
+    events = record[against][record["event"] != ""] if "event" in record else ()
     for each, (name, title) in zip(axes, PANELS.items()):
         values = record[name].astype(float)
         good = np.isfinite(values) & ((values > 0) | (name == "objective"))
         each.plot(record[against][good], values[good], marker="o", markersize=3, linewidth=1.2, color="#0072B2")
+        for at in events:
+            each.axvline(at, color="#999999", linewidth=0.8, linestyle=":")
         each.set_xlabel(UNITS[against])
         each.set_title(title, fontsize="medium", loc="left")
         for side in ("top", "right"):
