@@ -10,9 +10,9 @@ import pytest
 import pdvi
 from pdvi import tuning
 from pdvi.executors import Memory
-from pdvi.tuning import COARSE
+from pdvi.tuning import COARSE, PARTS
 
-EPOCHS = 3
+EPOCHS = 4  # of 4 steps, so that a part is two steps
 
 
 @cache  # one problem object each, so that steps compile once
@@ -32,9 +32,18 @@ def tune(problem=None, solver=None, space=("rate", "local_rate"), **settings):
 
 def test_the_best_trial_is_what_fit_reaches_with_its_settings():
     tuned = tune()
-    again = pdvi.fit(quadratic(), tuned.solver, batch_size=3, max_epochs=EPOCHS, tol=0, log_every=EPOCHS, seed=0)
+    again = pdvi.fit(quadratic(), tuned.solver, batch_size=3, max_epochs=EPOCHS, tol=0, log_every=EPOCHS / 8, seed=0)
     assert again.objective == tuned.objective == tuned.trials["objective"].min()
     assert (tuned.solver.rate, tuned.solver.local_rate) == (tuned.settings["rate"], tuned.settings["local_rate"])
+
+
+def test_of_settings_that_arrive_the_one_that_arrives_sooner_is_better():
+    courses = {"slow": [9.0, 5.0, 1.0], "soon": [9.0, 1.0, 1.0 + 5e-6], "high": [1.5, 1.5, 1.5], "lost": [math.inf] * 3}
+    made = [{"rate": name, "course": course} for name, course in courses.items()]
+    assert tuning._best(made, 10.0, ["rate"]) == {"rate": "soon"}
+    assert tuning._best(made[:1] + made[2:], 10.0, ["rate"]) == {"rate": "slow"}
+    assert tuning._best(made[2:], 10.0, ["rate"]) == {"rate": "high"}
+    assert tuning._best(made[3:], 10.0, ["rate"]) == {"rate": "lost"}
 
 
 def test_diverged_trials_come_last():
@@ -79,7 +88,7 @@ def test_one_setting_is_refined_as_often_as_the_budget_allows():
 )
 def test_every_method_gets_the_same_number_of_trials(solver, space):
     trials = tune(solver=solver, space=space, trials=20).trials
-    assert len(trials) == len(trials.drop(columns=["round", "objective"]).drop_duplicates()) == 20
+    assert len(trials) == len(trials.drop(columns=["round", "objective", "course"]).drop_duplicates()) == 20
 
 
 def test_a_rate_per_block():
@@ -160,11 +169,11 @@ class Failing(Memory):
 def test_an_interrupted_call_goes_on(tmp_path):
     path = tmp_path / "trials.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        tune(path=path, executor=Failing(at=10), vectorise=None)
+        tune(path=path, executor=Failing(at=9 * PARTS + 3), vectorise=None)
     assert len(path.read_text().splitlines()) == 1 + 9
     watched = Failing(at=math.inf)
     tuned = tune(path=path, executor=watched, vectorise=None)
-    assert watched.runs == 14 - 9
+    assert watched.runs == (14 - 9) * PARTS
     assert tuned.trials.equals(tune().trials)
     assert tuned.solver == tune().solver
     # nothing left to do
@@ -180,14 +189,14 @@ def test_half_a_line_is_cut_off(tmp_path):
     path.write_text("".join(lines[:8]) + lines[8][:11])
     watched = Failing(at=math.inf)
     assert tune(path=path, executor=watched, vectorise=None).trials.equals(whole)
-    assert watched.runs == 14 - 7
+    assert watched.runs == (14 - 7) * PARTS
     assert sorted(path.read_text().splitlines()) == sorted(line.strip() for line in lines)
 
 
 def test_diverged_trials_are_kept_too(tmp_path):
     path = tmp_path / "trials.jsonl"
     trials = tune(path=path, trials=6).trials
-    kept = [json.loads(line)["objective"] for line in path.read_text().splitlines()[1:]]
+    kept = [json.loads(line)["course"][-1] for line in path.read_text().splitlines()[1:]]
     assert [math.inf if value is None else value for value in kept] == trials["objective"].tolist()
     assert None in kept
 

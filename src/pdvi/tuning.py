@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ Settings = dict[str, float]
 
 COARSE = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4)  # powers of 100: the paper's grid
 FINEST = 1.0001  # settings closer than this factor are the same
+PARTS = 8  # of a trial, after each of which the objective is taken
+EQUAL = 1e-6  # of the way from the start: objectives closer than this are the same
 # Bytes of state up to which the trials of a round run side by side. On a CPU only tiny runs, whose time goes into
 # calls, gain by it, and the larger compilation must be earned; elsewhere memory sets the limit.
 VECTORISED = {"cpu": 2**16, "other": 2**27}
@@ -40,7 +42,8 @@ class TuningResult:
     solver: Any
     settings: Settings
     objective: float
-    trials: pd.DataFrame = dataclasses.field(repr=False)  # a column per setting, `round`, `objective` (inf: diverged)
+    # a column per setting, `round`, `objective` (inf: diverged), and `course`, the objective after each eighth
+    trials: pd.DataFrame = dataclasses.field(repr=False)
 
 
 def tune(
@@ -62,7 +65,9 @@ def tune(
     """Settings of ``solver`` that reach the lowest objective in ``max_epochs``.
 
     A trial is a run of `pdvi.fit` without its safeguard and its stopping rules, from one start and with one order of
-    the batches; a run whose objective is not finite is ranked last. Trials are chosen in rounds:
+    the batches. A run whose objective is not finite is ranked last. Objectives that differ by less than a millionth of
+    the way from the start are equal, and decided by those an eighth of the budget earlier, and so on: of two settings
+    that arrive, the better one arrives sooner. Trials are chosen in rounds:
 
     1. all settings at once take the first, second, ... value of their coarse grids;
     2. if there are several, each in turn takes every value of its grid, the others at their best so far, over and
@@ -100,23 +105,26 @@ def tune(
         msg = f"`vectorise` must be left out or False with an `executor`, got {vectorise!r}."
         raise ValueError(msg)
     made: list[dict[str, Any]] = []
+    start_objective = first.rows[0]["objective"]
     with tqdm(total=trials, unit="trial", disable=not _wanted(progress), leave=False) as bar:
-        for name, wanted in _rounds(grids, made):
-            known = {_key(trial) for trial in made}
+        for name, wanted in _rounds(grids, lambda: _best(made, start_objective, list(grids))):
+            known = {_key({setting: trial[setting] for setting in grids}) for trial in made}
             wanted = [one for one in _distinct(wanted) if _key(one) not in known][: trials - len(made)]
             missing = [settings for settings in wanted if _key(settings) not in ledger.done]
             groups = [missing] if side_by_side and missing else [[settings] for settings in missing]
             for group in groups:
                 runs = [task.run(_with(problem, solver, settings)) for settings in group]
-                for settings, value in zip(group, _objectives(runs, task.last(runs[0]), longest)):
-                    ledger.add(settings, value)
-            made += [{**settings, "round": name, "objective": ledger.done[_key(settings)]} for settings in wanted]
+                for settings, course in zip(group, _courses(runs, task.last(runs[0]), longest)):
+                    ledger.add(settings, course)
+            for settings in wanted:
+                course = ledger.done[_key(settings)]
+                made.append({**settings, "round": name, "objective": course[-1], "course": course})
             bar.update(len(made) - bar.n)
             if len(made) >= trials:
                 break
-    best = min(made, key=lambda trial: trial["objective"])
-    settings = {name: best[name] for name in grids}
-    return TuningResult(_with(problem, solver, settings), settings, best["objective"], pd.DataFrame(made))
+    settings = _best(made, start_objective, list(grids))
+    objective = ledger.done[_key(settings)][-1]
+    return TuningResult(_with(problem, solver, settings), settings, objective, pd.DataFrame(made))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,23 +140,26 @@ class _Task:
     seed: int
 
     def run(self, solver: Any) -> _Run:
-        """A run of ``solver`` that has not begun; one log point, at its end."""
-        return _Run(
-            self.problem, solver, self.batch_size, self.seed, self.sampling, self.start, self.executor, self.max_epochs
-        )
+        """A run of ``solver`` that has not begun."""
+        between = self.max_epochs / PARTS
+        return _Run(self.problem, solver, self.batch_size, self.seed, self.sampling, self.start, self.executor, between)
 
     def last(self, run: _Run) -> int:
         """The number of steps of a trial."""
         return _last_step(self.max_epochs, None, run.steps_per_epoch)
 
 
-def _rounds(grids: dict[str, tuple[float, ...]], made: list[dict[str, Any]]) -> Iterator[tuple[str, list[Settings]]]:
-    """Names of rounds and the settings they try; later ones depend on what is in ``made`` by then."""
+def _best(made: list[dict[str, Any]], start: float, names: list[str]) -> Settings:
+    """The settings of the trial that ends lowest, or as low and sooner than others."""
+    left = made
+    for part in reversed(range(len(made[0]["course"]))):
+        lowest = min(trial["course"][part] for trial in left)
+        left = [trial for trial in left if trial["course"][part] <= lowest + EQUAL * abs(start - lowest)]
+    return {name: left[0][name] for name in names}
 
-    def best() -> Settings:
-        trial = min(made, key=lambda trial: trial["objective"])
-        return {name: trial[name] for name in grids}
 
+def _rounds(grids: dict[str, tuple[float, ...]], best: Callable[[], Settings]) -> Iterator[tuple[str, list[Settings]]]:
+    """Names of rounds and the settings they try; later ones depend on the ``best`` by then."""
     longest = max(map(len, grids.values()))
     yield "coarse", [{name: grid[min(i, len(grid) - 1)] for name, grid in grids.items()} for i in range(longest)]
     before: Settings = {}
@@ -179,32 +190,41 @@ def _distinct(settings: list[Settings]) -> list[Settings]:
     return list({_key(one): one for one in settings}.values())
 
 
-def _key(settings: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in settings.items() if name not in ("round", "objective")})
+def _key(settings: Settings) -> str:
+    return json.dumps(settings)
 
 
-def _objectives(runs: list[_Run], last: int, together: int | None) -> list[float]:
-    """What each run reaches in ``last`` steps, this many ``together``; infinity if that is not finite."""
+def _courses(runs: list[_Run], last: int, together: int | None) -> list[list[float]]:
+    """What each run reaches part by part in ``last`` steps, this many ``together``; infinity if that is not finite."""
     if together is not None:
-        values = _together(runs, last, max(together, len(runs)))
+        courses = _together(runs, last, max(together, len(runs)))
     else:
-        values = []
-        for run in runs:
-            run.advance(last)
-            measured = run.executor.evaluate(run.problem, run.solver, run.state)
-            values.append(measured["objective"])
-    return [value if math.isfinite(value) else math.inf for value in values]
+        courses = [_alone(run, last) for run in runs]
+    return [[value if math.isfinite(value) else math.inf for value in course] for course in courses]
 
 
-def _together(runs: list[_Run], last: int, size: int) -> list[float]:
-    """What `_objectives` gives, from one compiled call for ``size`` runs, the last repeated to fill it."""
-    one = runs[0]
-    runs = runs + [runs[-1]] * (size - len(runs))
-    drawn = batches(one.sampling, one.seed, 0, last, one.problem.n_shards, one.batch_size)
+def _alone(run: _Run, last: int) -> list[float]:
+    course = []
+    while run.step < last:
+        run.advance(last)
+        course.append(run.executor.evaluate(run.problem, run.solver, run.state)["objective"])
+    return course
+
+
+def _together(runs: list[_Run], last: int, size: int) -> list[list[float]]:
+    """The same in compiled calls for ``size`` runs side by side, the last repeated to fill up."""
+    one, wanted = runs[0], len(runs)
+    runs = runs + [runs[-1]] * (size - wanted)
     solvers = _stacked([jax.tree.map(_as_array, run.solver) for run in runs])
-    losses = _run_all(one.problem, solvers, _stacked([run.state for run in runs]), jnp.asarray(drawn))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(losses, float).sum(1).tolist()
+    states = _stacked([run.state for run in runs])
+    course = []
+    for begin in range(0, last, one.stride):
+        end = min(last, begin + one.stride)
+        drawn = batches(one.sampling, one.seed, begin, end, one.problem.n_shards, one.batch_size)
+        states, losses = _run_all(one.problem, solvers, states, jnp.asarray(drawn))
+        with np.errstate(over="ignore", invalid="ignore"):
+            course.append(np.asarray(losses, float).sum(1)[:wanted])
+    return np.stack(course, 1).tolist()
 
 
 def _as_array(leaf: Any) -> Any:
@@ -216,15 +236,15 @@ def _stacked(trees: list[Any]) -> Any:
 
 
 @eqx.filter_jit
-def _run_all(problem: Problem, solvers: Any, states: Any, drawn: Array) -> Array:
-    """The losses of all shards after every run, (runs, shards)."""
+def _run_all(problem: Problem, solvers: Any, states: Any, drawn: Array) -> tuple[Any, Array]:
+    """The states of all runs after these batches, and the losses of all shards there, (runs, shards)."""
     arrays, rest = eqx.partition(solvers, eqx.is_array)
 
-    def run(arrays: Any, state: Any) -> Array:
+    def run(arrays: Any, state: Any) -> tuple[Any, Array]:
         solver = eqx.combine(arrays, rest)
         state = solver.tidy(state) if hasattr(solver, "tidy") else state
         state = jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, drawn)[0]
-        return problem.evaluate(state.lam, state.local)[0]
+        return state, problem.evaluate(state.lam, state.local)[0]
 
     return jax.vmap(run)(arrays, states)
 
@@ -239,7 +259,7 @@ class _Ledger:
 
     def __init__(self, path: str | os.PathLike | None, fingerprint: dict[str, Any]):
         self.path = None if path is None else check_path(path)
-        self.done: dict[str, float] = {}
+        self.done: dict[str, list[float]] = {}
         if self.path is None:
             return
         lines = _whole_lines(self.path)
@@ -250,12 +270,13 @@ class _Ledger:
             msg = f"`path` {str(self.path)!r} holds another tuning (other {', '.join(differ)}); choose another file."
             raise ValueError(msg)
         for line in lines[1:]:
-            self.done[_key(line["settings"])] = math.inf if line["objective"] is None else line["objective"]
+            self.done[_key(line["settings"])] = [math.inf if value is None else value for value in line["course"]]
 
-    def add(self, settings: Settings, objective: float) -> None:
+    def add(self, settings: Settings, course: list[float]) -> None:
         """Keep a trial; it is on disk when this returns."""
-        self.done[_key(settings)] = objective
-        self._append({"settings": settings, "objective": objective if math.isfinite(objective) else None})
+        self.done[_key(settings)] = course
+        kept = [value if math.isfinite(value) else None for value in course]  # JSON has no infinity
+        self._append({"settings": settings, "course": kept})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.path is not None:

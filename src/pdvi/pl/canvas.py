@@ -16,7 +16,7 @@ RASTER_ABOVE = 100_000  # spots; more are drawn as an image (a tenth of that in 
 FINE = 20_000  # spots; from here on discs overlap a little
 PIXELS = 1_200  # along the longer side of such an image, at most
 PANEL = 4.5  # inches, the height of a single map
-MARGIN = 0.02
+MARGIN = 0.03  # of the longer side
 
 
 def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols: int = 4, height: float = PANEL) -> Any:
@@ -29,8 +29,8 @@ def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols:
         return axes
     import matplotlib.pyplot as plt
 
-    span = np.maximum(np.ptp(xy, axis=0), 1e-12)
-    width = height * float(np.clip(span[0] / span[1], 0.4, 2.5))
+    across, down = np.ptp(xy, axis=0)
+    width = height * float(np.clip(across / down if down > 0 else 1.0, 0.4, 2.5))
     ncols = min(n, ncols)
     nrows = -(-n // ncols)
     figure = plt.figure(figsize=(ncols * width + extra, nrows * height), layout="constrained")
@@ -40,7 +40,7 @@ def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols:
 def frame(ax: Axes, xy: np.ndarray, *, flip: bool) -> None:
     """Equal aspect, no ticks, and the y axis downwards where the coordinates are those of an image."""
     low, high = xy.min(0), xy.max(0)
-    margin = MARGIN * float(max((high - low).max(), 1e-12))
+    margin = MARGIN * _span(low, high)
     ax.set_xlim(low[0] - margin, high[0] + margin)
     ax.set_ylim(*((high[1] + margin, low[1] - margin) if flip else (low[1] - margin, high[1] + margin)))
     ax.set_aspect("equal")
@@ -117,7 +117,7 @@ def spacing(xy: np.ndarray) -> float:
     k = min(7, n)
     distance = np.asarray(cKDTree(xy).query(some, k=[k])[0])[:, 0]
     typical = float(np.median(distance)) * np.sqrt(np.pi / max(k - 1, 1))  # a disc of so many spots
-    return typical if typical > 0 else float(max(np.ptp(xy, axis=0).max(), 1.0)) / np.sqrt(n)
+    return typical if typical > 0 else _span(xy.min(0), xy.max(0)) / np.sqrt(n)
 
 
 class _Grid:
@@ -125,7 +125,7 @@ class _Grid:
 
     def __init__(self, xy: np.ndarray, size: float | None, most: int):
         low, high = xy.min(0), xy.max(0)
-        span = max(float((high - low).max()), 1e-12)
+        span = _span(low, high)
         pixel = max(span / most, _coarse_spacing(xy, low, span) if size is None else size)
         columns, rows = np.floor((high - low) / pixel).astype(int) + 1
         self.shape = int(rows), int(columns)
@@ -159,6 +159,11 @@ class _Grid:
         ax.set_xlim(*limits[0])
         ax.set_ylim(*limits[1])
         return shown
+
+
+def _span(low: np.ndarray, high: np.ndarray) -> float:
+    """The longer side; 1 where all spots are in one place."""
+    return float((high - low).max()) or 1.0
 
 
 def _around(field: np.ndarray) -> np.ndarray:
