@@ -81,6 +81,20 @@ def test_a_map_of_domains():
     assert adata.obs.equals(before.obs)
 
 
+@pytest.mark.parametrize("shape", [(300, 200), (100, 400), (500, 100)], ids=str)
+def test_a_long_legend_stays_on_the_page(shape):
+    adata = slide(n_domains=20)
+    adata.obsm["spatial"] *= np.array(shape) / [300, 200]
+    adata.obs["domain"] = adata.obs["domain"].cat.rename_categories(
+        lambda name: f"internal capsule caudoputamen {name}"
+    )
+    ax = pdvi.pl.domains(adata)
+    drawn(ax)
+    drawn(ax)
+    assert ax.get_legend().get_window_extent().x1 <= ax.figure.bbox.x1 + 1
+    assert ax.get_window_extent().width > 50
+
+
 def test_given_colours_and_axes_are_used():
     adata = slide()
     adata.uns["domain_colors"] = np.array(["#ff0000", "#00ff00", "#0000ff"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,14 +33,14 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Simulate a tissue, find its domains, print how well k-means and pdvi did, and write figures."""
+    """Simulate a tissue, find its domains, print how well k-means and pdvi did, and write figures and a report."""
     from pdvi.console import progress
 
     if out.exists() and not out.is_dir():
         msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
         raise ValueError(msg)
     with progress(quiet=quiet) as say:
-        from pdvi.demo import FIGURES, run
+        from pdvi.demo import FILES, run
 
         _without_windows()
         rows = run(n_spots, n_domains, seed, out, say)
@@ -54,7 +55,7 @@ def demo(
     for row in rows:
         table.add_row(row.method, f"{row.ari:.2f}", f"{row.nmi:.2f}", f"{row.seconds:.1f}")
     Console().print(table)
-    print(f"Figures in {out}: {', '.join(FIGURES)}")
+    print(f"Written to {out}: {', '.join(FILES)}")
 
 
 @app.command()
@@ -63,6 +64,7 @@ def domains(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
     n_domains: Annotated[int, typer.Option(help="How many domains.")],
     plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report with all figures.")] = None,
     sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -73,10 +75,13 @@ def domains(
 
     with progress(quiet=quiet) as say:
         from pdvi import files, pl, tl
+        from pdvi import report as reports
 
         files.check_writable(output)
         if plot is not None:
             files.check_figure(plot)
+        if report is not None:
+            files.check_writable(report)
         say(f"reading {slide}")
         adata = files.read_slide(slide)
         say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
@@ -86,13 +91,15 @@ def domains(
             msg = f"{str(slide)!r}: {error}"
             raise ValueError(msg) from error
         say(adata.uns["domain"]["status"])
-        with files.replacing(output) as temporary:
-            say(f"writing {output}")
-            adata.write_h5ad(temporary)
+        _without_windows()
+        with ExitStack() as stack:  # all files take their names at the end, or none does
+            places = {path: stack.enter_context(files.replacing(path)) for path in (output, plot, report) if path}
+            say(f"writing {', '.join(str(path) for path in places)}")
+            adata.write_h5ad(places[output])
             if plot is not None:
-                say(f"drawing {plot}")
-                _without_windows()
-                files.write_figure(pl.domains(adata, sample_key=sample_key), plot)
+                files.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
+            if report is not None:
+                reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
         say("done")
 
 
@@ -121,7 +128,8 @@ def simulate(
         shape = {"n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
         adata = tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, seed=seed)
         say(f"writing {output}")
-        files.write_slide(adata, output)
+        with files.replacing(output) as temporary:
+            adata.write_h5ad(temporary)
         say("done")
 
 

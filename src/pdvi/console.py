@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 
 Say = Callable[[str], None]
-NOISE = (DeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)  # of libraries: nothing a user can mend
+# of libraries: nothing a user can mend
+NOISE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Say]:
-    """A function that prints a line with the seconds so far; warnings become such lines too.
+    """A function that tells what is being done: a bar under it on a terminal, a plain line in a log.
 
-    It writes to stdout, so that stderr holds nothing but an error; only the bar of `pdvi.fit` is drawn there, on a
-    terminal. With ``quiet`` nothing is written.
+    Warnings become lines too. All goes to stdout, so that stderr holds nothing but an error; with ``quiet`` nothing is
+    written.
     """
-    start = time.perf_counter()
-
-    def say(line: str) -> None:
-        if not quiet:
-            print(f"[{time.perf_counter() - start:6.1f} s] {line}", flush=True)
-
     with ExitStack() as stack:
+        terminal = sys.stdout.isatty() and not quiet
+        show = stack.enter_context(_bar()) if terminal else _line
+        start = time.perf_counter()
+
+        def say(line: str) -> None:
+            if not quiet:
+                show(f"[{time.perf_counter() - start:6.1f} s] {line}")
+
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default")
         for category in NOISE:
             warnings.simplefilter("ignore", category)
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
-        if quiet:
-            stack.enter_context(redirect_stderr(io.StringIO()))  # no terminal, no bar
+        if quiet or terminal:
+            stack.enter_context(redirect_stderr(io.StringIO()))  # no second bar by `pdvi.fit`
         yield say
+
+
+def _line(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Say]:
+    """Lines with a moving bar below the last one."""
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
+    with Progress(BarColumn(pulse_style="#0072B2"), TimeElapsedColumn(), transient=True) as bar:
+        bar.add_task("", total=None)
+        yield lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The demonstration: a simulated tissue, its domains by k-means and by ours, and figures."""
+"""The demonstration: a simulated tissue, its domains by k-means and by ours, figures and a report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pandas as pd
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 
-from pdvi import metrics, pl, pp, tl
-from pdvi.files import write_figure
+from pdvi import metrics, pl, pp, report, tl
+from pdvi.files import replacing, write_figure
 from pdvi.tissue import tissue
 
-FIGURES = ("map.png", "truth.png", "entropy.png", "trace.png")
+FILES = ("map.png", "truth.png", "entropy.png", "trace.png", "report.html")
 
 
 class Row(NamedTuple):
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str], None]) -> list[Row]:
-    """Simulate, find the domains, write the figures into ``out``; returns a table."""
+    """Simulate, find the domains, write figures and a report into ``out``; returns a table."""
     out.mkdir(parents=True, exist_ok=True)
     say(f"simulating a tissue of {n_spots:,} cells and {n_domains} domains")
     adata = tissue(n_spots, n_domains=n_domains, seed=seed)
@@ -57,8 +57,11 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
     say(f"drawing into {out}")
     adata.uns["truth_colors"] = matching_colors(truth, adata.obs["domain"], adata.uns["domain_colors"])
     axes = [pl.domains(adata), pl.domains(adata, key="truth"), pl.entropy(adata), pl.trace(adata)]
-    for name, each in zip(FIGURES, axes):
-        write_figure(each, out / name)
+    for name, each in zip(FILES, axes):
+        with replacing(out / name) as temporary:
+            write_figure(each, temporary)
+    with replacing(out / FILES[-1]) as temporary:
+        report.write(adata, temporary, title="pdvi demo")
     return rows
 
 

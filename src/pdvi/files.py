@@ -100,12 +100,6 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         raise
 
 
-def write_slide(adata: AnnData, path: str | os.PathLike) -> None:
-    """Write an h5ad file."""
-    with replacing(path) as temporary:
-        adata.write_h5ad(temporary)
-
-
 def write_figure(axes: Any, path: str | os.PathLike, *, dpi: int = 150) -> None:
     """Write the figure of some axes, and close it."""
     import matplotlib.pyplot as plt
@@ -113,11 +107,11 @@ def write_figure(axes: Any, path: str | os.PathLike, *, dpi: int = 150) -> None:
 
     figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
     try:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=dpi, format=Path(path).suffix.lower().removeprefix("."))
+        figure.savefig(path, dpi=dpi)
     finally:
         plt.close(figure)
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")  # one name, so that a killed run leaves at most one
+    """One name, so that a killed run leaves at most one; with the same ending, since that tells the format."""
+    return path.with_name(f".tmp-{path.name}")

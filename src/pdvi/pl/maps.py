@@ -66,7 +66,10 @@ def domains(
         each.set_title(name)
     if legend:
         entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
-        _legend(axes[min(len(axes), 4) - 1 if ax is None else -1], entries, columns_of_legend)
+        last = axes[min(len(axes), 4) - 1 if ax is None else -1]
+        if ax is None:
+            last.set_anchor("W")  # room that equal aspect leaves over goes to the legend's side
+        _legend(last, entries, columns_of_legend)
     return axes[0] if sample_key is None else axes
 
 

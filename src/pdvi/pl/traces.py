@@ -43,11 +43,12 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
         if len(axes) != 2:
             msg = f"`ax` must be 2 axes, got {len(axes)}."
             raise ValueError(msg)
+    marker = "o" if len(record[against]) <= 60 else ""
     events = record[against][record["event"] != ""] if "event" in record else ()
     for each, (name, title) in zip(axes, PANELS.items()):
         values = record[name].astype(float)
         good = np.isfinite(values) & ((values > 0) | (name == "objective"))
-        each.plot(record[against][good], values[good], marker="o", markersize=3, linewidth=1.2, color="#0072B2")
+        each.plot(record[against][good], values[good], marker=marker, markersize=3, linewidth=1.2, color="#0072B2")
         for at in events:
             each.axvline(at, color="#999999", linewidth=0.8, linestyle=":")
         each.set_xlabel(UNITS[against])

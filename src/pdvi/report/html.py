@@ -1,0 +1,83 @@
+"""The pages of the report."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from pdvi import pl
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60em; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.6em } h2 { font-size: 1.2em; margin-top: 2em }
+table { border-collapse: collapse } td, th { padding: .2em 1em .2em 0; text-align: right }
+td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px solid #ddd }
+img { max-width: 100% } i { display: inline-block; width: .8em; height: .8em; border-radius: .4em; margin-right: .5em }
+"""
+FEW = 32  # domains; more small multiples than that are not readable
+
+
+def page(adata: Any, *, key: str = "domain", sample_key: str | None = None, title: str = "Spatial domains") -> str:
+    """The report on a fit of `tl.domains` as one HTML text; nothing is loaded from elsewhere."""
+    fit = adata.uns[key]
+    labels = adata.obs[key]
+    n_domains = len(labels.cat.categories)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{adata.n_obs:,} spots, {adata.n_vars:,} genes, {n_domains} domains. {escape(str(fit['status']))}. "
+        f"ELBO {fit['elbo']:,.0f}. Made by pdvi {version('pdvi')}.</p>",
+        "<h2>Domains</h2>",
+        _figure(pl.domains(adata, key=key, sample_key=sample_key), "map of the domains"),
+        _table(("domain", "spots", "share", "mean probability"), _sizes(adata, key)),
+        "<h2>How sure it is</h2>",
+        _figure(pl.entropy(adata, key=key, sample_key=sample_key), "map of the entropy"),
+        _figure(pl.probabilities(adata, key=key), "probability of each domain") if n_domains <= FEW else "",
+        "<h2>The fit</h2>",
+        _figure(pl.trace(adata, key=key), "objective and gradient norm during the fit"),
+        _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in fit["params"].items())),
+    ]
+    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
+    return "\n".join(["<!doctype html>", f"<html lang='en'><head>{head}</head><body>", *parts, "</body></html>\n"])
+
+
+def write(adata: Any, path: str | os.PathLike, **options: Any) -> None:
+    """Write the `page` to ``path``."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page(adata, **options))
+
+
+def _sizes(adata: Any, key: str) -> Iterable[tuple[str, ...]]:
+    codes = adata.obs[key].cat.codes.to_numpy()
+    certain = np.asarray(adata.obsm[f"{key}_probability"]).max(1)
+    for k, name in enumerate(adata.obs[key].cat.categories):
+        mine = codes == k
+        color = escape(str(adata.uns[f"{key}_colors"][k]), quote=True)
+        mean = f"{certain[mine].mean():.3f}" if mine.any() else "none"
+        dot = f"<i style='background:{color}'></i>"
+        yield dot + escape(str(name)), f"{mine.sum():,}", f"{100 * mine.mean():.1f} %", mean
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _figure(axes: Any, what: str) -> str:
+    import matplotlib.pyplot as plt
+
+    figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
+    try:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=130)
+    finally:
+        plt.close(figure)
+    text = base64.b64encode(picture.getvalue()).decode()
+    return f"<p><img alt='{escape(what, quote=True)}' src='data:image/png;base64,{text}'></p>"
