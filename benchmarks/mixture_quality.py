@@ -26,11 +26,9 @@ from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.partition import along_space, layout, median_cuts
 
 RIVALS = {"CAVI": pdvi.CAVI(), "memoized VB": pdvi.MemoizedVB(), "SVI 0.1": pdvi.SVI(rate=0.1)}
-EXPLORED, EXPLORER = "SVI 5 epochs, then P2D-VI", pdvi.SVI(rate=0.2)  # the five epochs are not in its counts
 OURS = {
     "P2D-VI": pdvi.P2DVI(),
     "P2D-VI, constant penalty": pdvi.P2DVI(continuation=()),
-    EXPLORED: pdvi.P2DVI(),
     "P2D-VI, continuation": pdvi.P2DVI(scale=0.3, continuation=((0.03, 6),)),
 }
 
@@ -55,8 +53,7 @@ def compare(runs: list[tuple[pdvi.Problem, Any, np.ndarray]], tolerance: float, 
     rows = []
     for number, (problem, where, truth) in enumerate(runs):
         for name, solver in {**OURS, **RIVALS}.items():
-            start = pdvi.fit(problem, EXPLORER, max_epochs=5, tol=0).point if name == EXPLORED else None
-            result = pdvi.fit(problem, solver, max_epochs=epochs, tol=1e-7, start=start)
+            result = pdvi.fit(problem, solver, max_epochs=epochs, tol=1e-7)
             objective = varying(problem, result.trace["objective"].to_numpy())
             arrived = int(np.argmax(objective - objective[-1] <= 1e-5 * abs(objective[-1])))
             labels = where.unshard(result.local_params).argmax(1)

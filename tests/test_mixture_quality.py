@@ -1,6 +1,7 @@
 """Where the fits end: bounded forms of benchmarks/mixture_quality.py."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from sklearn.cluster import KMeans
 
 import pdvi
 from pdvi import graphs, metrics
+from pdvi.executors import Memory
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.partition import along_space, layout, median_cuts
 
@@ -102,3 +104,56 @@ def test_overlapping_domains_are_not_explored():
     one = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=4, tol=0)
     two = pdvi.fit(problem, pdvi.P2DVI(continuation=()), max_epochs=4, tol=0)
     np.testing.assert_allclose(one.trace["objective"], two.trace["objective"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def explorable():
+    """A small tissue in enough patches for noisy steps."""
+    tissue = pdvi.datasets.tissue_features(2_000, n_features=8, n_domains=5, patchiness=10)
+    graph = graphs.weights(graphs.nearest(tissue.coordinates, 6), tissue.X)
+    where = layout(median_cuts(tissue.coordinates, 16), along_space(tissue.coordinates))
+    return potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 5), where, beta=0.3)
+
+
+def test_exploration_is_told_in_the_trace_and_can_be_left_out(explorable):
+    by_default = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=6, tol=0)
+    assert list(by_default.trace["event"]) == ["", *3 * ["exploring"], *3 * [""]]
+    for without in (pdvi.P2DVI(exploration=0), pdvi.P2DVI(continuation=()), pdvi.P2DVI(eta=0.1)):
+        assert not pdvi.fit(explorable, without, max_epochs=1, tol=0).trace["event"].any()
+    few = pdvi.fit(explorable, pdvi.P2DVI(), batch_size=2, max_epochs=1, tol=0)
+    assert not few.trace["event"].any()  # 8 batches an epoch: such steps would explore nothing
+
+
+def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it_found(explorable):
+    solver = pdvi.P2DVI(exploration=2)
+    state = solver.init(explorable, *explorable.init(jax.random.key(0)), 1)
+    state = Memory().run(explorable, solver, state, np.arange(32)[:, None] % 16)
+    assert solver.exploring(explorable, state, 1)
+    found, stepper, steps = solver.stage(explorable, state, 1)
+    assert stepper is solver
+    assert steps is None
+    losses, gradient = explorable.evaluate(found.lam, found.local)
+    assert np.linalg.norm(gradient) < 1e-3 * np.linalg.norm(explorable.evaluate(state.lam, state.local)[1])
+    assert float(losses.sum()) <= float(explorable.evaluate(state.lam, state.local)[0].sum())
+    np.testing.assert_allclose(found.h, found.duals.mean(0) / found.penalty, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_interrupted_while_exploring_goes_on_to_the_same_bits(explorable):
+    whole = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=6, tol=0)
+    part = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=2, tol=0)
+    resumed = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=6, tol=0, start=part)
+    assert resumed.objective == whole.objective
+    np.testing.assert_array_equal(resumed.local_params, whole.local_params)
+
+
+def test_a_known_point_is_not_explored_away(explorable):
+    result = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=60, tol=1e-9)
+    again = pdvi.fit(explorable, pdvi.P2DVI(), start=result.point, max_epochs=3, tol=0)
+    assert not again.trace["event"].any()
+    assert again.objective <= result.objective + 1e-6 * abs(result.objective)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5])
+def test_exploration_must_be_whole_epochs(wrong):
+    with pytest.raises(ValueError, match="`exploration` must be a whole number of epochs"):
+        pdvi.P2DVI(exploration=wrong)

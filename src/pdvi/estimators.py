@@ -44,12 +44,11 @@ class _Mixture(BaseEstimator):
         solver = P2DVI() if self.solver is None else self.solver
         batch_size = where.rows.shape[0] if getattr(solver, "full_batch", False) else max(1, where.rows.shape[0] // 100)
         common = {"batch_size": batch_size, "seed": int(seeds[0]), "max_epochs": self.max_epochs}
-        start = None
-        if self.n_init > 1:
-            starts = [_start_of(problem, each.means) for each in settings]
-            start = best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=int(seeds[0])).best
+        starts: list[Any] = [_start_of(problem, each.means) for each in settings]
+        if self.n_init > 1 and not (self.estimate_noise or self.learn_weights):  # one problem for all of them
+            starts = [best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=int(seeds[0])).best]
         if getattr(self, "anneal_from", None) is not None:
-            start = annealed(problem, solver, self.anneal_from, WARM_UP, start=start, **common).point
+            starts = [annealed(problem, solver, self.anneal_from, WARM_UP, start=s, **common).point for s in starts]
         fitted = variational_em(
             problem,
             solver,
@@ -57,7 +56,7 @@ class _Mixture(BaseEstimator):
             weights=self.learn_weights,
             reseed=self.reseed,
             tol=self.tol,
-            start=start,
+            starts=starts,
             **common,
         )
         model, result = fitted.problem.model, fitted.result
@@ -118,7 +117,8 @@ class GaussianMixture(DensityMixin, ClusterMixin, _Mixture):
     learn_weights
         estimate the component weights; otherwise they are equal (the paper).
     n_init
-        k-means starts; all run a few epochs as one vectorised batch, the best goes on.
+        k-means starts, of which the best is kept. With fixed noise and weights all run a few epochs as one vectorised
+        batch and the best goes on; otherwise each is fitted to its end.
     reseed
         put a component that lost its rows where the data is explained worst, if that helps.
     max_epochs, tol
@@ -198,7 +198,7 @@ class PottsMixture(ClusterMixin, _Mixture):
     beta
         strength of the coupling: edge weights are multiplied by it.
     n_patches
-        pieces the rows are cut into; by default one for every 500 rows, at most 32.
+        pieces the rows are cut into; by default one for every 32 rows, at most 32.
     halo
         keep the edges between patches (default); False drops them, as the paper does.
     temperature
@@ -261,7 +261,7 @@ class PottsMixture(ClusterMixin, _Mixture):
             msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
             raise ValueError(msg)
         graph = check_graph(graph, len(X))
-        n_patches = _n_shards(len(X), most=32) if self.n_patches is None else self.n_patches
+        n_patches = int(np.clip(len(X) // 32, 1, 32)) if self.n_patches is None else self.n_patches
         if coordinates is None:
             where = layout(consecutive(len(X), n_patches))
         else:
@@ -306,8 +306,8 @@ def check_coordinates(coordinates: Any, n_rows: int) -> np.ndarray:
     return coordinates
 
 
-def _n_shards(n_rows: int, most: int = 100) -> int:
-    return int(np.clip(n_rows // ROWS_PER_SHARD, 1, most))
+def _n_shards(n_rows: int) -> int:
+    return int(np.clip(n_rows // ROWS_PER_SHARD, 1, 100))
 
 
 def _whitening(X: np.ndarray, settings: EmpiricalBayes, covariance: str) -> np.ndarray:

@@ -25,6 +25,8 @@ from pdvi.stepsize import Safeguard
 
 PyTree = Any
 
+EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of the trace
+
 
 class SafeguardWarning(UserWarning):
     """The run was set back to its last good state and goes on with smaller steps."""
@@ -204,6 +206,9 @@ class _Run:
     def log(self, event: str = "") -> None:
         """Evaluate the state and add a row to the trace."""
         measured = self.executor.evaluate(self.problem, self.solver, self.state)
+        exploring = getattr(self.solver, "exploring", None)
+        if not event and exploring and exploring(self.problem, self.state, self.batch_size):
+            event = EXPLORING
         epoch = self.step / self.steps_per_epoch
         self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
         self.logged = self.state, self.step, self.seconds
@@ -218,6 +223,8 @@ class _Run:
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
         epoch, objective = self.rows[-1]["epoch"], self.rows[-1]["objective"]
+        if self.rows[-1]["event"] == EXPLORING:
+            self.safeguard = Safeguard()  # what explores may rise; judged is what comes after
         trouble = self.safeguard.judge(epoch, objective)
         if trouble is None:
             if self.safeguard.streak == 0:
@@ -226,9 +233,9 @@ class _Run:
         recover = getattr(self.solver, "recover", None)
         if recover is None and np.isfinite(objective):
             return  # a method without a penalty to enlarge may rise and fall
-        tries = sum(row["event"] != "" for row in self.rows)
+        tries = sum(RESTORED in row["event"] for row in self.rows)
         self.failed = recover is None or tries >= Safeguard.tries
-        action = "restored the last good state"
+        action = RESTORED
         if recover is not None and not self.failed:
             self.good = recover(self.good, Safeguard.factor)
             action += f", penalty x{Safeguard.factor:g}"

@@ -8,6 +8,7 @@ and for weights each such step lowers the objective.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,10 +20,11 @@ import pandas as pd
 from pdvi.fit import fit
 from pdvi.problem import Problem
 from pdvi.result import Point, Result, Status
-from pdvi.solvers.conjugate import add
+from pdvi.solvers.conjugate import add, best_globals
 
 Array = jax.Array
 
+FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
 EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
 
 
@@ -44,18 +46,41 @@ def variational_em(
     rounds: int = 20,
     epochs: int = 4,
     tol: float = 1e-5,
-    start: Point | None = None,
+    starts: Sequence[Any] = (None,),
     **settings: Any,
 ) -> Fitted:
     """Fit, re-estimate, go on; until a round lowers the objective by less than ``tol`` of its size.
 
     ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
     ``reseed``: put unused components into the worst-explained one, and keep the outcome if it is better.
+    ``starts``: every one is fitted to its end, since which is best shows only with its own noise; the best is kept.
     """
-    result = fit(problem, solver, start=start, tol=tol, **settings)
+    if not (noise or weights):
+        rounds = 0
+    fits = (_rounds(problem, solver, noise, weights, rounds, epochs, tol, start, settings) for start in starts)
+    best = min(fits, key=lambda fitted: fitted.result.objective)
+    if reseed:
+        settings = {**settings, "max_epochs": epochs if rounds else settings["max_epochs"]}
+        best = best._replace(result=_reseeded(best.problem, solver, best.result, tol, settings))
+    return best
+
+
+def _rounds(
+    problem: Problem,
+    solver: Any,
+    noise: str | None,
+    weights: bool,
+    rounds: int,
+    epochs: int,
+    tol: float,
+    start: Any,
+    settings: dict[str, Any],
+) -> Fitted:
+    first = min(settings["max_epochs"], FIRST) if rounds else settings["max_epochs"]
+    result = fit(problem, solver, start=start, tol=tol, **{**settings, "max_epochs": first})
     settings = {**settings, "max_epochs": epochs}
     whitening = np.eye(problem.shards["x"].shape[-1])
-    for _ in range(rounds if noise or weights else 0):
+    for _ in range(rounds):
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
         whitening = np.asarray(step, float) @ whitening
         before = result.objective
@@ -65,8 +90,6 @@ def variational_em(
         if before - result.objective < tol * abs(result.objective):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
-    if reseed:
-        result = _reseeded(problem, solver, result, tol, settings)
     return Fitted(problem, result, whitening)
 
 
@@ -120,7 +143,9 @@ def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bo
         mask = shards["mask"][..., None] if "mask" in shards else 1.0
         shards = {**shards, "x": x, "square": jnp.sum(mask * x**2, axis=1)}
     problem = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
-    return problem, Point({"mean": mean, "log_var": jnp.log(variance)}, local), step
+    # a variance far below its best value has next to no curvature, and with it P2D-VI next to no penalty
+    best = problem.unravel(best_globals(problem, add(problem.map_shards(model.statistics, local))))
+    return problem, Point({"mean": mean, "log_var": best["log_var"]}, local), step
 
 
 def _scatter(problem: Problem) -> Array:

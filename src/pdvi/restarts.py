@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi.executors.memory import stage
 from pdvi.problem import Problem
 from pdvi.result import Point
 from pdvi.sampling import Reshuffled, batches, steps_per_epoch
@@ -39,22 +40,32 @@ def best_of(
     for begin in range(0, len(starts), together):
         points = [jax.tree.map(jnp.asarray, start) for start in starts[begin : begin + together]]
         states = [solver.init(problem, problem.ravel(point), local, batch_size) for point in points]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-        lam, locals_, losses = _run_all(problem, solver, stacked, drawn)
-        values = np.asarray(losses, float).sum(1)
+        left = drawn
+        while len(left):
+            staged = [stage(problem, solver, state, batch_size) for state in states]
+            _, stepper, count = staged[0]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for state, _, _ in staged))
+            stacked = _run_all(problem, stepper, stacked, left[:count])
+            states = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(states))]
+            left = left[count:] if count else left[:0]
+        values = np.array([np.asarray(_losses(problem, state), float).sum() for state in states])
         values[~np.isfinite(values)] = np.inf
         winner = int(values.argmin())
         if best is None or values[winner] < min(objectives):
-            best = Point(problem.unravel(lam[winner]), jax.tree.map(lambda leaf, w=winner: leaf[w], locals_))
+            best = Point(problem.unravel(states[winner].lam), states[winner].local)
         objectives += values.tolist()
     assert best is not None
     return Restarts(best, np.array(objectives))
 
 
 @eqx.filter_jit
-def _run_all(problem: Problem, solver: Any, states: Any, drawn: Array) -> tuple[Array, Any, Array]:
-    def run(state: Any) -> tuple[Array, Any, Array]:
-        state = jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, drawn)[0]
-        return state.lam, state.local, problem.evaluate(state.lam, state.local)[0]
+def _run_all(problem: Problem, solver: Any, states: Any, drawn: Array) -> Any:
+    def run(state: Any) -> Any:
+        return jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, drawn)[0]
 
     return jax.vmap(run)(states)
+
+
+@eqx.filter_jit
+def _losses(problem: Problem, state: Any) -> Array:
+    return problem.evaluate(state.lam, state.local)[0]

@@ -19,7 +19,12 @@ class Memory:
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
-        return jax.block_until_ready(_run(problem, _traced(solver), state, jnp.asarray(batches)))
+        left: Any = batches
+        while len(left):
+            state, stepper, steps = stage(problem, solver, state, batches.shape[1])
+            state = _run(problem, _traced(stepper), state, jnp.asarray(left[:steps]))
+            left = left[steps:] if steps else ()
+        return jax.block_until_ready(state)
 
     def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
         """``state``, made aware that its local variables are known."""
@@ -42,6 +47,14 @@ class Memory:
             **norms,
             **{name: float(value) for name, value in metrics.items()},
         }
+
+
+def stage(problem: Problem, solver: Any, state: Any, batch_size: int) -> tuple[Any, Any, int | None]:
+    """Who makes the next steps, how many of them (None: all), and the state as it takes them over.
+
+    A solver that works in stages decides that outside compiled code: a branch inside would cost copies of the state.
+    """
+    return solver.stage(problem, state, batch_size) if hasattr(solver, "stage") else (state, solver, None)
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ def knn_graph(
     *,
     n_neighbors: int = 8,
     mutual: bool = False,
-    tau: float = 0.5,
+    tau: float = 1.0,
     use_rep: str | None = None,
     sample_key: str | None = None,
     key_added: str = KEY,
@@ -44,7 +44,7 @@ def radius_graph(
     adata: Any,
     *,
     radius: float,
-    tau: float = 0.5,
+    tau: float = 1.0,
     use_rep: str | None = None,
     sample_key: str | None = None,
     key_added: str = KEY,
@@ -59,7 +59,7 @@ def flow_graph(
     *,
     length: float,
     width: float,
-    tau: float = 0.5,
+    tau: float = 1.0,
     use_rep: str | None = None,
     flow_key: str = "flow",
     sample_key: str | None = None,
@@ -97,7 +97,7 @@ def flow(
 
 
 def weights(
-    adata: Any, *, tau: float = 0.5, use_rep: str | None = None, flow_key: str | None = None, key: str = KEY
+    adata: Any, *, tau: float = 1.0, use_rep: str | None = None, flow_key: str | None = None, key: str = KEY
 ) -> None:
     """The paper's edge weights r_il, symmetric, in place of those in ``obsp[key]``."""
     if key not in adata.obsp:

@@ -37,10 +37,11 @@ class PottsMixtureModel(GaussianMixtureModel):
     temperature: Array
     damping: Array
 
-    # What P2D-VI does here unless told otherwise: six epochs of exploring with a small penalty, then a firm one.
-    # With well separated components it ends at better optima from poor starts, and sooner from good ones, than any
-    # constant; with overlapping ones patches lose track of which component is which, and the constant is better
-    # (benchmarks/mixture_quality.py measures both).
+    # What P2D-VI does here unless told otherwise: three epochs of exploring by natural-gradient steps, then a firm
+    # penalty. With too few patches for that: six epochs with a small penalty if components are well separated (then
+    # better optima from poor starts, and sooner from good ones, than any constant), else the firm one at once (patches
+    # would lose track of which component is which). benchmarks/mixture_quality.py measures all of them.
+    exploration: ClassVar[int] = 3
     penalty_scale: ClassVar[float] = 0.3
     continuation: ClassVar[tuple[tuple[float, int], ...]] = ((0.03, 6),)
     local_sweeps: ClassVar[int] = 20  # with which methods that optimise the locals at every visit do so (the paper's)

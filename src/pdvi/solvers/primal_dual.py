@@ -13,6 +13,9 @@ import numpy as np
 from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, with_penalty
 from pdvi.oracles import default_oracle
 from pdvi.problem import Problem
+from pdvi.sampling import steps_per_epoch
+from pdvi.solvers.conjugate import add, best_globals
+from pdvi.solvers.svi import SVI
 from pdvi.stepsize import automatic_penalty, penalty_from_eta
 
 Array = jax.Array
@@ -20,6 +23,11 @@ PyTree = Any
 Stages = tuple[tuple[float, int], ...]
 
 ENDED = 2**30  # a count of steps after which no stage begins
+
+# How P2D-VI explores with natural-gradient steps: a component keeps what it saw in the last sixteenth of the shards
+# (in two of them at least), so one that is of no use is free again soon. With fewer than NOISY batches in an epoch
+# such steps hardly differ from full ones, and explore nothing.
+MEMORY, FASTEST, SWEEPS, NOISY = 1 / 16, 0.5, 3, 16
 
 
 class _PrimalDual(eqx.Module):
@@ -113,12 +121,23 @@ class P2DVI(_PrimalDual):
         stages ((factor, epochs), ...) in which D is multiplied by ``factor``, before it takes its final value. A
         small D lets shards disagree for a while, which explores; a large D converges fast. None (default): what the
         model recommends for itself, if ``eta`` is automatic (``continuation`` and ``worth_exploring``); (): none.
+    exploration
+        epochs of natural-gradient steps (`SVI`, noisy on purpose) before the first step of Algorithm 1, whose duals
+        then begin as minus the gradients. They depend little on the start, so a poor one does less harm. Rows of the
+        trace tell it as "exploring". None (default): what the model recommends for itself (``exploration``), if
+        ``eta`` and ``continuation`` are left to it and an epoch has at least 16 batches; 0: none.
     """
 
     eta: Any = None
     oracle: Any = None
     scale: float | None = None
     continuation: Stages | None = eqx.field(default=None, static=True)
+    exploration: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self) -> None:
+        if self.exploration is not None and not (isinstance(self.exploration, int) and self.exploration >= 0):
+            msg = f"`exploration` must be a whole number of epochs, 0 for none, got {self.exploration!r}."
+            raise ValueError(msg)
 
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> ContinuedState:
         """The state before the first step."""
@@ -126,10 +145,26 @@ class P2DVI(_PrimalDual):
             target = automatic_penalty(problem, lam, local, batch_size, self._scale(problem))
         else:
             target = penalty_from_eta(problem, self.eta)
-        explore = self._explores(problem)
-        first = target * self._stages(problem)[0][0] if explore else target
+        explore = self._steps_exploring(problem, batch_size) > 0
+        continued = not explore and self._continues(problem)
+        first = target * self._stages(problem)[0][0] if continued else target
         state = initial_state(lam, local, first, problem.n_shards)
-        return ContinuedState(*state, target=target, made=jnp.asarray(0 if explore else ENDED, jnp.int32))
+        return ContinuedState(*state, target=target, made=jnp.asarray(0 if explore or continued else ENDED, jnp.int32))
+
+    def stage(self, problem: Problem, state: ContinuedState, batch_size: int) -> tuple[ContinuedState, Any, int | None]:
+        """Who makes the next steps, how many (None: all), and the state as it takes them over."""
+        made, exploring = int(state.made), self._steps_exploring(problem, batch_size)
+        if not exploring or made > exploring:
+            return state, self, None
+        if made < exploring:
+            rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))
+            return state, SVI(rate=rate, sweeps=SWEEPS), exploring - made
+        found = self.init(problem, _best_globals(problem, state.local), state.local, batch_size)
+        return _warm(self, problem, found), self, None
+
+    def exploring(self, problem: Problem, state: ContinuedState, batch_size: int) -> bool:
+        """Whether the last step was one of exploration."""
+        return 0 < int(state.made) <= self._steps_exploring(problem, batch_size)
 
     def step(self, problem: Problem, state: ContinuedState, batch: Array) -> ContinuedState:
         """One step of Algorithm 1, at the start of a stage with a new D."""
@@ -157,7 +192,14 @@ class P2DVI(_PrimalDual):
     def _scale(self, problem: Problem) -> float:
         return getattr(problem.model, "penalty_scale", 0.1) if self.scale is None else self.scale
 
-    def _explores(self, problem: Problem) -> bool:
+    def _steps_exploring(self, problem: Problem, batch_size: int) -> int:
+        epochs, steps = self.exploration, steps_per_epoch(problem.n_shards, batch_size)
+        if epochs is None:
+            left_to_model = self.eta is None and self.continuation is None and steps >= NOISY
+            epochs = getattr(problem.model, "exploration", 0) if left_to_model else 0
+        return epochs * steps
+
+    def _continues(self, problem: Problem) -> bool:
         if self.continuation is not None:
             return bool(self.continuation)
         return bool(self._stages(problem)) and problem.model.worth_exploring()
@@ -166,3 +208,13 @@ class P2DVI(_PrimalDual):
         if self.continuation is not None:
             return self.continuation
         return getattr(problem.model, "continuation", ()) if self.eta is None else ()
+
+
+@eqx.filter_jit
+def _best_globals(problem: Problem, local: PyTree) -> Array:
+    return best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
+
+
+@eqx.filter_jit
+def _warm(solver: P2DVI, problem: Problem, state: ContinuedState) -> ContinuedState:
+    return solver.warm(problem, state)

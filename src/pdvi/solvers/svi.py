@@ -52,8 +52,8 @@ class SVI(eqx.Module):
         check_decay(self.rate, self.forgetting, self.delay)
         return SVIState(lam, local, jnp.zeros(()))
 
-    def step(self, problem: Problem, state: SVIState, batch: Array) -> SVIState:
-        """Visit the shards in ``batch``."""
+    def step(self, problem: Problem, state: Any, batch: Array) -> Any:
+        """Visit the shards in ``batch``. Any state with the fields of `SVIState` will do; P2D-VI explores so."""
         model = problem.model
 
         def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree]:
@@ -70,4 +70,4 @@ class SVI(eqx.Module):
             model.natural(problem.unravel(target)),
         )
         lam = problem.ravel(model.from_natural(natural))
-        return SVIState(lam, put(state.local, batch, phi), state.made + 1)
+        return state._replace(lam=lam, local=put(state.local, batch, phi), made=state.made + 1)
