@@ -13,7 +13,6 @@ from pdvi.reproduce.methods import Method
 
 FORMATS = ("png", "pdf")
 MARKERS = 6  # on a line
-SMALLEST = 1e-16  # values on a logarithmic axis are not drawn below
 
 
 def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0, legend: float = 1.7) -> Any:
@@ -37,8 +36,8 @@ def curves(
     ``x`` may differ from seed to seed (seconds): values are interpolated to common points up to where all runs are.
     """
     for number, method in enumerate(methods):
-        mine = trace[trace["method"] == method.name].assign(y=y)
-        mine = mine[np.isfinite(mine["y"])]
+        chosen = (trace["method"] == method.name) & np.isfinite(y) & ((y > 0) | (not log))
+        mine = trace[chosen].assign(y=y[chosen])
         if mine.empty:
             continue
         runs = [run.drop_duplicates(x, keep="last") for _, run in mine.groupby("seed")]
@@ -66,7 +65,7 @@ def curves(
 
 
 def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
-    return np.log10(np.maximum(values, SMALLEST)) if log else values
+    return np.log10(values) if log else values
 
 
 def legend(figure: Any, axes: np.ndarray) -> None:

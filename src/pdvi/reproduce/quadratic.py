@@ -32,7 +32,7 @@ class Sizes:
     small: int = 100  # shards of the problems that only the rates are measured on
     long: float = 400  # their epochs
     rows: int = 5_000  # of the mixture among these
-    trials: int = 24
+    trials: int = 30
     tuning_epochs: float = 40
 
 
@@ -279,7 +279,7 @@ def _rates_figure(done: dict[str, Compared]) -> Any:
         else:
             parts = [pd.Series(squared_gradients(run), run.index) for _, run in trace.groupby(["method", "seed"])]
             values, label = pd.concat(parts), "mean squared gradient norm, T/2 to T"
-        figures.curves(ax, trace[trace["step"] > 0], "step", values, compared.methods, log=True)
+        figures.curves(ax, trace, "step", values.where(trace["step"] > 0), compared.methods, log=True)
         ax.set_xscale("log")
         ax.set_title(compared.case.title, loc="left", fontsize="medium")
         ax.set_xlabel("iteration T")
