@@ -1,6 +1,6 @@
 """The claims of folders that `pdvi reproduce` wrote, as one page.
 
-python experiments/claims.py pdvi-reproduce/quadratic pdvi-reproduce/mixture pdvi-reproduce/embryo > experiments/CLAIMS.md
+cd pdvi-reproduce && python ../experiments/claims.py quadratic mixture embryo > ../experiments/CLAIMS.md
 """
 
 import sys

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anndata as ad
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ import pdvi
 from pdvi import reproduce
 from pdvi.cli import main
 from pdvi.reproduce import embryo, figures, maps, mixture, quadratic, runs, slide
-from pdvi.reproduce.claims import FAILS, HOLDS, PARTLY, collected, markdown, verdict
+from pdvi.reproduce.claims import FAILS, HOLDS, PARTLY, Claim, collected, markdown, verdict
 from pdvi.reproduce.methods import BASELINES, BY_NAME, METHODS, PAPER, applicable
 from pdvi.reproduce.rates import power, rate, squared_gradients
 
@@ -27,8 +28,10 @@ ROOT = Path(__file__).parent.parent
 TINY_MIXTURE = mixture.Sizes(
     n=400, batch_size=40, biases=(0.0, 0.95), epochs=2, trials=6, tuning_epochs=4, log_every=0.5
 )
-TINY_EMBRYO = embryo.Sizes(n_patches=4, epochs=2, trials=6, tuning_epochs=2)
-FEW = ("PD-VI", "P2D-VI", "SVI diminishing", "SVI constant")  # compiling every method would take minutes
+TINY_EMBRYO = embryo.Sizes(n_patches=4, epochs=2, trials=6, tuning_epochs=8)
+FEW = ("PD-VI", "P2D-VI", "SVI diminishing", "SVI constant")  # compiling every method would take a minute
+MIXTURE_METHODS = (*FEW, mixture.UNTUNED)
+RIVALS = ("SVI diminishing", "SVI constant")
 
 
 def silent(line, done=None):
@@ -81,12 +84,6 @@ def test_curves_show_the_mean_and_one_standard_deviation():
     assert (band.min(), band.max()) == (1, 6)
     assert line.get_color() == BY_NAME["PD-VI"].color
     figures.legend(figure, axes)
-    plt_close(figure)
-
-
-def plt_close(figure):
-    import matplotlib.pyplot as plt
-
     plt.close(figure)
 
 
@@ -232,8 +229,19 @@ def test_markdown_keeps_the_columns():
 def mixture_folder(tmp_path_factory):
     """The mixture with few methods, once."""
     folder = tmp_path_factory.mktemp("mixture")
-    mixture.run(folder, seeds=2, say=silent, command="pdvi reproduce mixture", sizes=TINY_MIXTURE, quick=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture, "METHODS", MIXTURE_METHODS)
+        patch.setattr(mixture, "BASELINES", RIVALS)
+        mixture.run(folder, seeds=2, say=silent, command="pdvi reproduce mixture", sizes=TINY_MIXTURE, quick=True)
     return folder
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few methods, and figures that are not drawn once more."""
+    monkeypatch.setattr(mixture, "METHODS", MIXTURE_METHODS)
+    monkeypatch.setattr(mixture, "BASELINES", RIVALS)
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: plt.close(figure))
 
 
 def test_the_mixture_writes_everything(mixture_folder):
@@ -242,7 +250,7 @@ def test_the_mixture_writes_everything(mixture_folder):
         assert (mixture_folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert imread(mixture_folder / "figures" / f"{name}.png")[..., :3].std() > 0.05
     traces = pd.read_csv(mixture_folder / "traces.csv")
-    assert set(traces["method"]) == set(mixture.METHODS)
+    assert set(traces["method"]) == set(MIXTURE_METHODS)
     assert set(traces["seed"]) == {1, 2}
     assert traces["wasserstein"].notna().all()
     biased = pd.read_csv(mixture_folder / "tables" / "biased.csv").set_index("method")
@@ -257,7 +265,7 @@ def test_the_mixture_writes_everything(mixture_folder):
     assert record["command"] in collected([mixture_folder])
 
 
-def test_tables_repeat(mixture_folder, tmp_path):
+def test_tables_repeat(mixture_folder, tmp_path, few):
     """Runs and tables made once more, from the same tuning: the same numbers to the last digit written."""
     shutil.copytree(mixture_folder / "tuning", tmp_path / "tuning")
     mixture.run(tmp_path, seeds=2, say=silent, command="again", sizes=TINY_MIXTURE, quick=True)
@@ -265,7 +273,7 @@ def test_tables_repeat(mixture_folder, tmp_path):
     assert set(tables(tmp_path)) >= {"biased.csv", "biased.md", "iid.csv", "bias.csv", "random-start.csv"}
 
 
-def test_a_finished_mixture_is_only_read(mixture_folder, monkeypatch):
+def test_a_finished_mixture_is_only_read(mixture_folder, few, monkeypatch):
     monkeypatch.setattr(pdvi, "fit", None)
     monkeypatch.setattr(pdvi, "tune", None)
     before = tables(mixture_folder)
@@ -279,12 +287,9 @@ def test_collected_claims_want_folders_with_claims(tmp_path):
 
 
 def test_the_quadratic_measures_rates(tmp_path):
-    sizes = quadratic.Sizes(
-        n=40, batch_size=4, epochs=8, small=10, long=8, rows=100, trials=6, tuning_epochs=8
-    )
-    few = {key: dataclasses.replace(case, double=True) for key, case in quadratic.cases(sizes).items()}
+    sizes = quadratic.Sizes(n=40, batch_size=4, epochs=12, small=10, long=8, rows=100, trials=6, tuning_epochs=8)
     store = runs.Runs(tmp_path, {})
-    case = dataclasses.replace(few["shifted"], methods=("PD-VI", "P2D-VI automatic", "memoized VB"))
+    case = dataclasses.replace(quadratic.cases(sizes)["shifted"], methods=("PD-VI", "P2D-VI automatic", "memoized VB"))
     done = runs.compare(case, store, 1, silent)
     measured = quadratic._measured(done, None)
     assert measured["memoized VB"][0].arrived
@@ -311,7 +316,7 @@ def mosta(path, *, layer=True, annotated=True):
 
 def test_an_embryo_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(embryo, "PAPER", FEW)
-    monkeypatch.setattr(embryo, "BASELINES", ("SVI diminishing", "SVI constant"))
+    monkeypatch.setattr(embryo, "BASELINES", RIVALS)
     monkeypatch.setattr(embryo, "EARLY", "SVI constant")
     adata = mosta(tmp_path / "mosta.h5ad")
     out = tmp_path / "out"
@@ -333,7 +338,8 @@ def test_an_embryo_from_a_file(tmp_path, monkeypatch):
     trace = pd.read_csv(out / "runs" / "defaults" / "p2d-vi-1.csv")
     assert trace["ari"].iloc[-1] == pytest.approx(ari)
     before = tables(out)
-    shutil.rmtree(out / "runs")
+    shutil.rmtree(out / "runs" / "defaults")
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: plt.close(figure))
     embryo.run(out, data=tmp_path / "mosta.h5ad", **options)
     assert tables(out) == before
     with pytest.raises(ValueError, match=r"other settings \(bytes, data\)"):
@@ -357,7 +363,9 @@ def test_the_published_preset_is_the_published_one():
     assert float(published.problem.model.temperature) == pytest.approx(1e-4)
     assert float(ours.problem.model.temperature) == 1
     estimated = pdvi.mixtures.empirical_bayes(toy_slide.X, 3, seed=0).noise_variance
-    np.testing.assert_allclose(published.problem.model.noise_variance, 100 * estimated, rtol=1e-5)  # ten times the scale
+    np.testing.assert_allclose(
+        published.problem.model.noise_variance, 100 * estimated, rtol=1e-5
+    )  # ten times the scale
     assert published.problem.halo is None
     assert ours.problem.halo is not None
     assert published.problem.n_shards <= 25
@@ -377,22 +385,28 @@ def test_the_window_lies_where_domains_meet():
 
 
 def test_the_command_says_what_it_does_and_hands_it_on(tmp_path, monkeypatch, capsys):
-    small = dataclasses.replace(TINY_EMBRYO, n_spots=200, n_genes=30, n_domains=3)
-    monkeypatch.setattr(embryo, "QUICK", small)
-    monkeypatch.setattr(embryo, "PAPER", FEW)
-    monkeypatch.setattr(embryo, "BASELINES", ("SVI diminishing", "SVI constant"))
-    monkeypatch.setattr(embryo, "EARLY", "SVI constant")
-    monkeypatch.setattr(embryo, "PRESETS", (slide.DEFAULTS,))
-    assert command("reproduce", "embryo", "--quick", "--seeds", 1, "--out", tmp_path / "out") == 0
+    asked = {}
+
+    def run(out, *, say, **options):
+        asked.update(options)
+        say("a step (1 of 2)", 0.5)
+        return [Claim("it is fast", "introduction", "42", HOLDS)]
+
+    monkeypatch.setattr(embryo, "run", run)
+    monkeypatch.chdir(tmp_path)
+    assert command("reproduce", "embryo", "--quick", "--data", "folder/slide.h5ad") == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "simulating and preparing the embryo" in printed.out
-    assert "tuning PD-VI (1 of 8)" in printed.out
-    assert "what the paper says, and what came out" in printed.out
-    assert "`pdvi reproduce embryo --seeds 1 --quick`" in (tmp_path / "out" / "README.md").read_text()
-    assert command("reproduce", "embryo", "--quick", "--seeds", 1, "--out", tmp_path / "out", "--quiet") == 0
+    for text in ("a step (1 of 2)", "what the paper says, and what came out", "it is fast", "42", "embryo-quick"):
+        assert text in printed.out
+    assert asked["command"] == "pdvi reproduce embryo --seeds 2 --data slide.h5ad --quick"
+    assert asked["sizes"] is embryo.QUICK
+    assert asked["data"] == Path("folder/slide.h5ad")
+    assert command("reproduce", "embryo", "--seeds", 3, "--quiet") == 0
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""
+    assert asked["command"] == "pdvi reproduce embryo --seeds 3"
+    assert asked["sizes"] is embryo.FULL
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def collected(folders: Sequence[Path]) -> str:
     """The claims of several experiments as one page."""
     parts = [
         "# The paper's claims, and what came out",
-        "Assembled by `python experiments/claims.py FOLDER ...` from folders that `pdvi reproduce` wrote. A verdict says"
-        " what these runs show, for the paper or against it.",
+        "Assembled by `python experiments/claims.py FOLDER ...` from folders that `pdvi reproduce` wrote. A verdict"
+        " says what these runs show, for the paper or against it.",
     ]
     for folder in folders:
         path = Path(folder) / "claims.json"
@@ -88,7 +88,9 @@ def collected(folders: Sequence[Path]) -> str:
 
 
 def _section(record: dict[str, Any]) -> list[str]:
-    quick = "This is the **quick** form: small data, few trials; the full one may end otherwise." if record["quick"] else ""
+    quick = (
+        "This is the **quick** form: small data, few trials; the full one may end otherwise." if record["quick"] else ""
+    )
     made = f"`{record['command']}`, commit {record['commit']}."
     table = pd.DataFrame(record["claims"])
     table.columns = pd.Index(["claim", "where in the paper", "measured", "verdict"])

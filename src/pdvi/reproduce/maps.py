@@ -41,7 +41,7 @@ def draw(slide: Slide, found: dict[str, tuple[str, np.ndarray]]) -> Any:
         ax, zoom = (figure.add_subplot(grid[2 * row + below, column]) for below in (0, 1))
         canvas.frame(ax, xy, flip=True)
         whole.labels(ax, labels, colors)
-        ax.add_patch(Rectangle(centre - side / 2, side, side, fill=False, color="black", linewidth=0.9))
+        ax.add_patch(Rectangle(tuple(centre - side / 2), side, side, fill=False, color="black", linewidth=0.9))
         ax.set_title(title, fontsize="small")
         canvas.frame(zoom, np.stack([centre - side / 2, centre + side / 2]), flip=True)
         part.labels(zoom, labels[inside], colors)

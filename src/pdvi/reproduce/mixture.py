@@ -43,7 +43,6 @@ class Sizes:
     tuning_epochs: float = 20
     log_every: float = 0.5
 
-
     @property
     def paper(self) -> str:
         """The key of the paper's case."""
@@ -114,7 +113,9 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
     write_table(_seconds(done[sizes.paper]), out / "tables", "seconds")
     densities = {key: _densities(done[key], runs) for key in (sizes.paper, POOR)}
     made = _claims(done, sizes, sweep, densities)
-    figures.save(_distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR)]), out / "figures", "wasserstein")
+    figures.save(
+        _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR)]), out / "figures", "wasserstein"
+    )
     figures.save(_sweep_figure(swept), out / "figures", "bias")
     figures.save(_density_figure(densities), out / "figures", "density")
     write_page(
@@ -123,8 +124,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
         made,
         about=(
             f"{sizes.n:,} rows, d = 10, K = 5, batches of {sizes.batch_size:,}, {sizes.bias:.0%} of a batch from one"
-            f" component; {seeds} seeds (data sets), {sizes.trials} tuning trials of {sizes.tuning_epochs:g} epochs for every"
-            f" method with a step size and every bias, on data of their own, then {sizes.epochs:g} epochs. Distance:"
+            f" component; {seeds} seeds (data sets), {sizes.trials} tuning trials of {sizes.tuning_epochs:g} epochs for"
+            f" every method with a step size and every bias, on data of their own, then {sizes.epochs:g} epochs. Distance:"
             " Wasserstein-2 between true and fitted components, matched one to one. The start is that of k-means, from"
             " which every sensible step is a good one, or K rows drawn at random."
         ),
@@ -134,8 +135,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
             "wasserstein": "Wasserstein-2 distance against iteration; mean over seeds and one standard deviation, of"
             " logarithms. Below: the same, enlarged.",
             "bias": "Distance at the end against the share of a batch that is of one component.",
-            "density": "Density in the plane of the first two principal directions of the true means, first seed; above the k-means"
-            " start, below the random one. Apart: total variation from the truth in this plane.",
+            "density": "Density in the plane of the first two principal directions of the true means, first seed; above"
+            " the k-means start, below the random one. Apart: total variation from the truth in this plane.",
         },
     )
     return made
@@ -257,8 +258,7 @@ def _claims(
         Claim(
             "PD-VI and P2D-VI are robust under biased batches",
             SECTION,
-            "distance at the end with batches of one component over that with i.i.d. batches: "
-            + listed(change, ".3g"),
+            "distance at the end with batches of one component over that with i.i.d. batches: " + listed(change, ".3g"),
             verdict(*(change[name] <= NEAR for name in ours)),
         ),
         *(apart(key, method, start) for method in ("SVI diminishing", UNTUNED) for key, start in starts),
@@ -284,9 +284,9 @@ def _distance_figure(done: list[Compared]) -> Any:
 def _sweep_figure(done: dict[float, Compared]) -> Any:
     figure, axes = figures.new(1, width=5.0, height=3.4)
     methods = next(iter(done.values())).methods
-    rows = [each.ends("wasserstein").stack().rename("distance").reset_index().assign(bias=b) for b, each in done.items()]
-    table = pd.concat(rows, ignore_index=True)
-    figures.curves(axes[0, 0], table, "bias", table["distance"], methods, log=True)
+    last = [each.trace.groupby(["method", "seed"]).tail(1).assign(bias=bias) for bias, each in done.items()]
+    table = pd.concat(last, ignore_index=True)
+    figures.curves(axes[0, 0], table, "bias", table["wasserstein"], methods, log=True)
     axes[0, 0].set_xlabel("share of a batch that is of one component")
     axes[0, 0].set_ylabel("Wasserstein-2 distance at the end")
     figures.legend(figure, axes)

@@ -8,22 +8,22 @@ import numpy as np
 import pandas as pd
 
 ARRIVED = 1e-11  # of the way from the start: below it is rounding
-STRAIGHT = 0.9  # R^2 of log(gap) against T from which on a fall is called linear
 STALLED = 0.15  # decades by which a run that has reached a floor falls from the second quarter to the last
 BEGUN = 0.1  # a gap above it is on its way, however slow, and not at a floor
 
 
 class Rate(NamedTuple):
-    """Straight lines through a trace.
+    """Straight lines through a trace, from a quarter of the way to where the gap has arrived, or to its end.
 
-    ``per_epoch``: decades per epoch, with R^2 ``straight``, from the start until the gap has arrived; ``slope``: of
-    log(gap) against log(T) over the second half of what is left until then; ``level``: the median gap of the last
-    quarter of the run; ``fall``: how many decades that is below the second quarter's.
+    ``per_epoch``: slope of log10(gap) against T, in decades per epoch, and its R^2, ``straight``; ``slope``: that of
+    log(gap) against log(T), and its R^2, ``bent``; ``level``: the median gap of the last quarter of the run; ``fall``:
+    how many decades that is below the second quarter's.
     """
 
     per_epoch: float
     straight: float
     slope: float
+    bent: float
     level: float
     fall: float
 
@@ -38,28 +38,31 @@ class Rate(NamedTuple):
         return ARRIVED < self.level < BEGUN and self.fall < STALLED
 
     @property
+    def linear(self) -> bool:
+        """Whether the fall is straighter against T than against log(T), and goes on."""
+        return self.straight > self.bent and (self.arrived or self.fall > 1)
+
+    @property
     def reading(self) -> str:
         """In words."""
-        if self.straight >= STRAIGHT and (self.arrived or self.fall > 1):
+        if self.linear:
             return "linear"
-        if self.floor:
-            return f"floor at {self.level:.1g}"
-        return f"T^{self.slope:.2f}"
+        return f"floor at {self.level:.1g}" if self.floor else f"T^{self.slope:.2f}"
 
 
 def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
     """Of a gap that begins at 1; the first point is at epoch 0."""
     gap = np.where(np.isfinite(gap), gap, np.inf)
     below = np.flatnonzero(gap <= ARRIVED)
-    end = max(int(below[0]) if len(below) else len(gap), 3)
-    until, there = epoch[:end], np.log10(np.clip(gap[:end], 1e-300, 1e300))
-    per_epoch, straight = line(until, there)
-    late = slice(max(1, end // 2), end)
-    slope = line(np.log10(until[late]), there[late])[0] if end - late.start > 1 else np.nan
+    end = max(int(below[0]) + 1 if len(below) else len(gap), 4)
+    chosen = slice(max(1, end // 4), end)
+    late, decades = epoch[chosen], np.log10(np.clip(gap[chosen], 1e-300, 1e300))
+    per_epoch, straight = line(late, decades)
+    slope, bent = line(np.log10(late), decades)
     quarter = max(1, len(gap) // 4)
     level, before = (float(np.median(part)) for part in (gap[-quarter:], gap[quarter : 2 * quarter]))
     fall = float(np.log10(max(before, 1e-300) / max(level, 1e-300))) if np.isfinite([before, level]).all() else 0.0
-    return Rate(float(per_epoch), straight, float(slope), level, fall)
+    return Rate(per_epoch, straight, slope, bent, level, fall)
 
 
 def squared_gradients(trace: pd.DataFrame) -> np.ndarray:

@@ -23,9 +23,10 @@ from pdvi.console import Say
 from pdvi.files import replacing
 from pdvi.fit import Progress
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
-from pdvi.tuning import PARTS, _with
+from pdvi.tuning import EQUAL, PARTS, _with
 
 Arrays = dict[str, np.ndarray]
+ROUNDING = 1e-12  # relative, in double precision: smaller differences of objectives mean nothing
 LOG_POINT = ("step", "event")  # together these tell the rows of a trace apart
 
 
@@ -148,13 +149,15 @@ class _Lazy:
     """The task of the seed asked for last, made when it is needed."""
 
     def __init__(self, make: Callable[[int], Task]):
-        self.make, self.seed, self.task = make, -1, None
+        self.make, self.seed = make, -1
+        self.task: Task | None = None
 
     def __call__(self, seed: int) -> Task:
-        if self.task is None or seed != self.seed:
-            self.task = None  # two at once may not fit into memory
-            self.seed, self.task = seed, self.make(seed)
-        return self.task
+        if self.task is not None and seed == self.seed:
+            return self.task
+        self.task = None  # two at once may not fit into memory
+        self.seed, self.task = seed, (task := self.make(seed))
+        return task
 
 
 def _applicable(case: Case, runs: Runs, task: _Lazy) -> list[Method]:
@@ -178,6 +181,7 @@ def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
         batch_size=case.batch_size,
         max_epochs=case.tuning_epochs,
         path=path.with_suffix(".jsonl"),
+        equal=ROUNDING if case.double else EQUAL,
         vectorise=False if as_run else None,
         progress=False,
     )
@@ -209,7 +213,7 @@ def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     if keep:
         with replacing(path.with_suffix(".npz")) as temporary:
-            np.savez_compressed(temporary, **keep(result))
+            np.savez_compressed(temporary, **keep(result))  # type: ignore[arg-type]
     with replacing(path) as temporary:
         trace.to_csv(temporary, index=False)
 

@@ -104,11 +104,15 @@ def from_file(path: Path) -> Slide:
     """A MOSTA slide: counts in layer `count`, in raw or in X; `obs["annotation"]`; `obsm["spatial"]`."""
     adata = read_slide(path)
     if ANNOTATION not in adata.obs:
-        msg = f"{str(path)!r}: {ANNOTATION!r} not in adata.obs (it has {sorted(adata.obs)}); put the true domains there."
+        msg = (
+            f"{str(path)!r}: {ANNOTATION!r} not in adata.obs (it has {sorted(adata.obs)}); put the true domains there."
+        )
         raise ValueError(msg)
     truth = adata.obs[ANNOTATION].astype("category").cat.remove_unused_categories()
     if len(truth.cat.categories) < 2:
-        msg = f"{str(path)!r}: adata.obs[{ANNOTATION!r}] must name at least 2 domains, got {list(truth.cat.categories)}."
+        msg = (
+            f"{str(path)!r}: adata.obs[{ANNOTATION!r}] must name at least 2 domains, got {list(truth.cat.categories)}."
+        )
         raise ValueError(msg)
     if COUNTS in adata.layers:
         return _prepared(adata, truth, COUNTS)
