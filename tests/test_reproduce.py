@@ -105,6 +105,13 @@ def test_a_linear_fall_is_told_from_a_power_and_from_a_floor():
     assert not rate(epoch, np.full(101, 0.9)).floor  # has not begun
 
 
+def test_a_diverged_run_has_no_rate():
+    found = rate(np.array([0.0, 1.0, 1.0]), np.array([1.0, np.inf, 1.0]))
+    assert found.reading == "diverged"
+    assert not found.floor
+    assert np.isnan(power(np.array([0.0, 1.0, 1.0]), np.ones(3)))
+
+
 def test_squared_gradients_are_not_dominated_by_the_start():
     steps = np.arange(200.0)
     trace = pd.DataFrame({"grad_norm": np.sqrt(100 / (1 + steps) ** 2)})
@@ -397,7 +404,7 @@ def test_the_command_says_what_it_does_and_hands_it_on(tmp_path, monkeypatch, ca
     assert command("reproduce", "embryo", "--quick", "--data", "folder/slide.h5ad") == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    for text in ("a step (1 of 2)", "what the paper says, and what came out", "it is fast", "42", "embryo-quick"):
+    for text in ("a step (1 of 2)", "embryo: what the paper says", "it is fast", "42", "embryo-quick"):
         assert text in printed.out
     assert asked["command"] == "pdvi reproduce embryo --seeds 2 --data slide.h5ad --quick"
     assert asked["sizes"] is embryo.QUICK

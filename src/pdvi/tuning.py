@@ -152,7 +152,7 @@ class _Task:
         return _last_step(self.max_epochs, None, run.steps_per_epoch)
 
 
-def _best(made: list[dict[str, Any]], start: float, names: list[str], equal: float) -> Settings:
+def _best(made: list[dict[str, Any]], start: float, names: list[str], equal: float = EQUAL) -> Settings:
     """The settings of the trial that ends lowest, or as low and sooner than others."""
     left = made
     for part in reversed(range(len(made[0]["course"]))):

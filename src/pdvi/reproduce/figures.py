@@ -59,7 +59,7 @@ def curves(
             linewidth=1.4,
             label=method.name,
         )
-        ax.fill_between(at, low, high, color=method.color, alpha=0.15, linewidth=0)
+        ax.fill_between(at, low, high, color=method.color, alpha=0.1, linewidth=0)
     if log:
         ax.set_yscale("log")
 

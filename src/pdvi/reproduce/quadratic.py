@@ -122,7 +122,7 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
         quick=quick,
         figures={
             "loss": "Loss against iteration; mean over seeds and one standard deviation, of logarithms.",
-            "rates": "Rates: the gap on the convex problem, the mean squared gradient norm of steps T/2 to T on others.",
+            "rates": "Rates: the gap on the convex problem, the mean squared gradient norm of T/2 to T on the others.",
         },
     )
     return made
@@ -136,7 +136,8 @@ def _measured(done: Compared, optimum: float | None) -> dict[str, tuple[Rate, fl
         each = [run for _, run in trace[trace["method"] == method.name].groupby("seed")]
         rates = [rate(run["epoch"].to_numpy(), run["gap"].to_numpy()) for run in each]
         powers = [power(run["epoch"].to_numpy(), squared_gradients(run)) for run in each]
-        found[method.name] = Rate(*(float(pd.Series(part).mean()) for part in zip(*rates))), sum(powers) / len(powers)
+        # means over the runs that did not diverge
+        found[method.name] = Rate(*(float(pd.Series(part).mean()) for part in zip(*rates))), pd.Series(powers).mean()
     return found
 
 
@@ -156,6 +157,7 @@ def _table(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate, 
                     "gap at the end": found.level,
                     "slope of the mean squared gradient": exponent,
                     "reading": found.reading,
+                    "diverged": int((compared.ends("status")[method.name] == "DIVERGED").sum()),
                 }
             )
     return pd.DataFrame(rows)

@@ -9,6 +9,7 @@ import pandas as pd
 
 ARRIVED = 1e-11  # of the way from the start: below it is rounding
 STALLED = 0.15  # decades by which a run that has reached a floor falls from the second quarter to the last
+FEWEST = 5  # log points that a line is fitted to
 BEGUN = 0.1  # a gap above it is on its way, however slow, and not at a floor
 
 
@@ -47,11 +48,15 @@ class Rate(NamedTuple):
         """In words."""
         if self.linear:
             return "linear"
+        if np.isnan(self.slope):
+            return "diverged"
         return f"floor at {self.level:.1g}" if self.floor else f"T^{self.slope:.2f}"
 
 
 def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
     """Of a gap that begins at 1; the first point is at epoch 0."""
+    if len(gap) < FEWEST:  # the run diverged
+        return Rate(np.nan, 0.0, np.nan, 0.0, 1.0, 0.0)
     gap = np.where(np.isfinite(gap), gap, np.inf)
     below = np.flatnonzero(gap <= ARRIVED)
     end = max(int(below[0]) + 1 if len(below) else len(gap), 4)
@@ -83,6 +88,8 @@ def power(epoch: np.ndarray, values: np.ndarray) -> float:
     chosen = (epoch >= 0.1 * epoch[-1]) & (epoch > 0) & (values > ARRIVED**2)
     if chosen.sum() < 3:
         chosen = epoch > 0
+    if chosen.sum() < 3:
+        return np.nan
     return line(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300)))[0]
 
 
