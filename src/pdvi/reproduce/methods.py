@@ -47,6 +47,7 @@ METHODS = (
     # in the paper's table of rates, but not in its experiments
     Method("PG-SVI", pdvi.PGSVI(), ("rate",), "#69005A", (0, (5, 1)), "<"),
     Method("SNGVI", pdvi.SNGVI(forgetting=1.0), DECAYING, "#1E3C87", (0, (3, 1, 1, 1)), ">"),
+    Method("PD-VI automatic", pdvi.PDVI(), None, "#0078F0", (0, (8, 2)), "h", ours=True),
     # as in textbooks: (t + 1)^-0.7
     Method("SVI diminishing untuned", pdvi.SVI(rate=1.0, forgetting=0.7), None, "#A587C3", (0, (5, 1, 1, 1)), "1"),
     Method("CAVI", pdvi.CAVI(), None, "#0F3C2D", (0, (1, 3)), "p"),

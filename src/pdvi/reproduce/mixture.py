@@ -126,8 +126,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
             f"{sizes.n:,} rows, d = 10, K = 5, batches of {sizes.batch_size:,}, {sizes.bias:.0%} of a batch from one"
             f" component; {seeds} seeds (data sets), {sizes.trials} tuning trials of {sizes.tuning_epochs:g} epochs for"
             f" every method with a step size and every bias, on data of their own, then {sizes.epochs:g} epochs."
-            " Distance: Wasserstein-2 between true and fitted components, matched one to one. The start is that of k-means,"
-            " from which every sensible step is a good one, or K rows drawn at random."
+            " Distance: Wasserstein-2 between true and fitted components, matched one to one. The start is that of"
+            " k-means, from which every sensible step is a good one, or K rows drawn at random."
         ),
         command=command,
         quick=quick,
