@@ -20,7 +20,7 @@ import pdvi
 from pdvi import reproduce
 from pdvi.cli import main
 from pdvi.reproduce import embryo, figures, maps, mixture, quadratic, runs, slide
-from pdvi.reproduce.claims import FAILS, HOLDS, PARTLY, Claim, collected, markdown, verdict
+from pdvi.reproduce.claims import FAILS, HOLDS, PARTLY, Claim, collected, markdown, verdict, write_page
 from pdvi.reproduce.methods import BASELINES, BY_NAME, METHODS, PAPER, applicable
 from pdvi.reproduce.rates import power, rate, squared_gradients
 
@@ -232,60 +232,41 @@ def test_markdown_keeps_the_columns():
 # -------------------------------------------------------------------------------------------- the three experiments
 
 
-@pytest.fixture(scope="module")
-def mixture_folder(tmp_path_factory):
-    """The mixture with few methods, once."""
-    folder = tmp_path_factory.mktemp("mixture")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixture, "METHODS", MIXTURE_METHODS)
-        patch.setattr(mixture, "BASELINES", RIVALS)
-        mixture.run(folder, seeds=2, say=silent, command="pdvi reproduce mixture", sizes=TINY_MIXTURE, quick=True)
-    return folder
-
-
-@pytest.fixture
-def few(monkeypatch):
-    """Few methods, and figures that are not drawn once more."""
+def test_a_mixture_writes_everything_is_only_read_the_second_time_and_repeats(tmp_path, monkeypatch):
     monkeypatch.setattr(mixture, "METHODS", MIXTURE_METHODS)
     monkeypatch.setattr(mixture, "BASELINES", RIVALS)
-    monkeypatch.setattr(figures, "save", lambda figure, folder, name: plt.close(figure))
-
-
-def test_the_mixture_writes_everything(mixture_folder):
-    assert {path.name for path in mixture_folder.iterdir()} >= {"README.md", "claims.json", "traces.csv", "runs"}
+    options = {"seeds": 2, "say": silent, "command": "pdvi reproduce mixture", "sizes": TINY_MIXTURE, "quick": True}
+    folder = tmp_path / "first"
+    mixture.run(folder, **options)
+    assert {path.name for path in folder.iterdir()} >= {"README.md", "claims.json", "traces.csv", "runs"}
     for name in ("wasserstein", "bias", "density"):
-        assert (mixture_folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        assert imread(mixture_folder / "figures" / f"{name}.png")[..., :3].std() > 0.05
-    traces = pd.read_csv(mixture_folder / "traces.csv")
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert imread(folder / "figures" / f"{name}.png")[..., :3].std() > 0.05
+    traces = pd.read_csv(folder / "traces.csv")
     assert set(traces["method"]) == set(MIXTURE_METHODS)
     assert set(traces["seed"]) == {1, 2}
     assert traces["wasserstein"].notna().all()
-    biased = pd.read_csv(mixture_folder / "tables" / "biased.csv").set_index("method")
+    biased = pd.read_csv(folder / "tables" / "biased.csv").set_index("method")
     last = traces[(traces["case"] == "bias-0.95") & (traces["method"] == "PD-VI")].groupby("seed")["wasserstein"].last()
     assert biased.loc["PD-VI", "distance"] == pytest.approx(last.mean(), rel=1e-5)
-    record = json.loads((mixture_folder / "claims.json").read_text())
+    record = json.loads((folder / "claims.json").read_text())
     assert record["quick"]
     assert {claim["verdict"] for claim in record["claims"]} <= {HOLDS, PARTLY, FAILS}
-    page = (mixture_folder / "README.md").read_text()
+    page = (folder / "README.md").read_text()
     assert all(claim["claim"] in page and claim["measured"] in page for claim in record["claims"])
     assert page.count("](figures/") == 3
-    assert record["command"] in collected([mixture_folder])
+    made = tables(folder)
+    assert set(made) >= {"biased.csv", "biased.md", "iid.csv", "bias.csv", "random-start.csv"}
 
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: plt.close(figure))
+    shutil.copytree(folder / "tuning", tmp_path / "again" / "tuning")
+    mixture.run(tmp_path / "again", **options)
+    assert tables(tmp_path / "again") == made
 
-def test_tables_repeat(mixture_folder, tmp_path, few):
-    """Runs and tables made once more, from the same tuning: the same numbers to the last digit written."""
-    shutil.copytree(mixture_folder / "tuning", tmp_path / "tuning")
-    mixture.run(tmp_path, seeds=2, say=silent, command="again", sizes=TINY_MIXTURE, quick=True)
-    assert tables(tmp_path) == tables(mixture_folder)
-    assert set(tables(tmp_path)) >= {"biased.csv", "biased.md", "iid.csv", "bias.csv", "random-start.csv"}
-
-
-def test_a_finished_mixture_is_only_read(mixture_folder, few, monkeypatch):
     monkeypatch.setattr(pdvi, "fit", None)
     monkeypatch.setattr(pdvi, "tune", None)
-    before = tables(mixture_folder)
-    mixture.run(mixture_folder, seeds=2, say=silent, command="again", sizes=TINY_MIXTURE, quick=True)
-    assert tables(mixture_folder) == before
+    mixture.run(folder, **options)
+    assert tables(folder) == made
 
 
 def test_collected_claims_want_folders_with_claims(tmp_path):
@@ -325,6 +306,7 @@ def test_an_embryo_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(embryo, "PAPER", FEW)
     monkeypatch.setattr(embryo, "BASELINES", RIVALS)
     monkeypatch.setattr(embryo, "EARLY", "SVI constant")
+    monkeypatch.setattr(figures, "FORMATS", ("png",))
     adata = mosta(tmp_path / "mosta.h5ad")
     out = tmp_path / "out"
     options = {"seeds": 1, "say": silent, "command": "pdvi reproduce embryo", "sizes": TINY_EMBRYO, "quick": True}
@@ -335,7 +317,6 @@ def test_an_embryo_from_a_file(tmp_path, monkeypatch):
         assert table.index.tolist() == list(FEW)
         assert table["ARI"].between(-1, 1).all()
         for name in ("convergence", "maps"):
-            assert (out / "figures" / f"{name}-{preset.key}.pdf").exists()
             assert imread(out / "figures" / f"{name}-{preset.key}.png")[..., :3].std() > 0.05
     kept = slide.kept(out / "slide.npz", None)
     assert (kept.truth[:20] == -1).all()
@@ -459,8 +440,18 @@ def test_every_experiment_has_a_full_and_a_quick_form():
     assert mixture.FULL.bias in mixture.FULL.biases
 
 
-def test_the_claims_page_is_assembled_by_a_script(mixture_folder):
+def test_the_claims_page_is_assembled_by_a_script(tmp_path):
+    claims = [Claim("it is fast", "introduction", "42", PARTLY)]
+    page = {"about": "Toys.", "command": "pdvi reproduce toys", "quick": True, "figures": {"loss": "A loss."}}
+    write_page(tmp_path, "Toys", claims, **page)
+    assert "![A loss.](figures/loss.png)" in (tmp_path / "README.md").read_text()
     script = ROOT / "experiments" / "claims.py"
-    done = subprocess.run([sys.executable, script, mixture_folder], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "## Gaussian mixture" in done.stdout
+    for text in (
+        "## Toys",
+        "**quick**",
+        "`pdvi reproduce toys`, commit",
+        "| it is fast | introduction | 42 | partly |",
+    ):
+        assert text in done.stdout
