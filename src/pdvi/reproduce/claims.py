@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-import pdvi
+from pdvi.reproduce.provenance import commits
 from pdvi.reproduce.runs import write_text
 
 HOLDS, PARTLY, FAILS = "holds", "partly", "does not hold"
@@ -58,7 +56,7 @@ def write_page(
         "title": title,
         "about": about,
         "command": command,
-        "commit": commit(),
+        "commit": ", ".join(commits(folder)),
         "quick": quick,
         "claims": [claim._asdict() for claim in claims],
     }
@@ -91,22 +89,7 @@ def _section(record: dict[str, Any]) -> list[str]:
     quick = (
         "This is the **quick** form: small data, few trials; the full one may end otherwise." if record["quick"] else ""
     )
-    made = f"`{record['command']}`, commit {record['commit']}."
+    made = f"`{record['command']}`, runs made at commit {record['commit']}."
     table = pd.DataFrame(record["claims"])
     table.columns = pd.Index(["claim", "where in the paper", "measured", "verdict"])
     return [text for text in (quick, made, record["about"], markdown(table)) if text]
-
-
-def commit() -> str:
-    """Of the source tree this runs from, with a plus if files differ from it; the version where there is no tree."""
-    source = Path(pdvi.__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", source, *arguments], capture_output=True, text=True, check=True).stdout
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel").strip()) / "src" / "pdvi" != source.resolve():
-            return version("pdvi")
-        return git("rev-parse", "--short", "HEAD").strip() + ("+" if git("status", "--porcelain", ".").strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return version("pdvi")

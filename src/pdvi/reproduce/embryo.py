@@ -35,9 +35,9 @@ class Sizes:
     n_genes: int = 2_000
     n_domains: int = 23
     n_patches: int = 32
-    epochs: float = 40
+    epochs: float = 30
     trials: int = 18
-    tuning_epochs: float = 16
+    tuning_epochs: float = 10
     log_every: float = 1.0
 
 

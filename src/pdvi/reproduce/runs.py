@@ -23,6 +23,7 @@ from pdvi.console import Say
 from pdvi.files import replacing
 from pdvi.fit import Progress
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
+from pdvi.reproduce.provenance import sign
 from pdvi.tuning import EQUAL, PARTS, _with
 
 Arrays = dict[str, np.ndarray]
@@ -214,6 +215,7 @@ def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None
     if keep:
         with replacing(path.with_suffix(".npz")) as temporary:
             np.savez_compressed(temporary, **keep(result))  # type: ignore[arg-type]
+    sign(runs.folder)
     with replacing(path) as temporary:
         trace.to_csv(temporary, index=False)
 
