@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -28,28 +27,10 @@ import pdvi
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.partition import along_space, layout, median_cuts
-from pdvi.tuning import COARSE
+from pdvi.reproduce.methods import METHODS, applicable, spelled
 
 TARGETS = (1e-3, 1e-4, 1e-5)
-PER_BLOCK = ("local_rate", "rate.*")
-DECAYING = {"rate": COARSE, "delay": (1.0, 1e2, 1e4)}
-# name, solver, what is tuned (None: nothing to tune)
-METHODS: list[tuple[str, Any, Any]] = [
-    ("P2D-VI, automatic", pdvi.P2DVI(), None),
-    ("PD-VI, automatic", pdvi.PDVI(), None),
-    ("PD-VI, tuned", pdvi.PDVI(), ("eta",)),
-    ("P2D-VI, tuned per block", pdvi.P2DVI(), ("eta.*",)),
-    ("SVI, constant", pdvi.SVI(), ("rate",)),
-    ("SVI, Robbins-Monro", pdvi.SVI(forgetting=0.7), DECAYING),
-    ("PG-SVI", pdvi.PGSVI(), ("rate",)),
-    ("SNGVI, decaying", pdvi.SNGVI(forgetting=1.0), DECAYING),
-    ("SGD", pdvi.SGD(), PER_BLOCK),
-    ("RMSProp", pdvi.RMSProp(), PER_BLOCK),
-    ("Adam", pdvi.Adam(), PER_BLOCK),
-    ("CV (SAGA)", pdvi.ControlVariates(), ("rate.*",)),
-    ("CAVI", pdvi.CAVI(), None),
-    ("memoized VB", pdvi.MemoizedVB(), None),
-]
+NAMES = tuple(method.name for method in METHODS)
 
 
 def tissue(seed: int) -> pdvi.Problem:
@@ -98,34 +79,25 @@ CASES = {
 }
 
 
-def serves(solver: Any, problem: pdvi.Problem) -> bool:
-    lam, local = problem.init(jax.random.key(0))
-    try:
-        solver.init(problem, lam, local, 1)
-    except ValueError:
-        return False
-    return True
-
-
 def tuned_solvers(case: Case, epochs: int, trials: int, keep: Path | None) -> dict[str, tuple[Any, str]]:
     """Every method that can serve the problem, with the best settings found and their text."""
     problem = case.make(0)
     solvers = {}
-    for name, solver, space in METHODS:
-        if not serves(solver, problem):
+    for method in applicable(NAMES, problem):
+        if method.space is None:
+            solvers[method.name] = method.solver, ""
             continue
-        one_block = len(problem.blocks) == 1
-        if space == ("eta.*",) and one_block:
-            continue  # the same as one step size
-        if space is None:
-            solvers[name] = solver, "" if name.startswith(("CAVI", "memoized")) else "automatic"
-            continue
-        path = None if keep is None else keep / f"{case.name.split(':')[0]} {name}.jsonl".replace(" ", "_")
+        path = None if keep is None else keep / f"{case.name.split(':')[0]} {method.name}.jsonl".replace(" ", "_")
         tuned = pdvi.tune(
-            problem, solver, space, trials=trials, batch_size=case.batch_size, max_epochs=epochs, path=path
+            problem,
+            method.solver,
+            method.space,
+            trials=trials,
+            batch_size=case.batch_size,
+            max_epochs=epochs,
+            path=path,
         )
-        text = ", ".join(f"{setting} {value:.2g}" for setting, value in tuned.settings.items())
-        solvers[name] = tuned.solver, text
+        solvers[method.name] = tuned.solver, spelled(tuned.settings)
     return solvers
 
 

@@ -41,6 +41,7 @@ def test_of_settings_that_arrive_the_one_that_arrives_sooner_is_better():
     courses = {"slow": [9.0, 5.0, 1.0], "soon": [9.0, 1.0, 1.0 + 5e-6], "high": [1.5, 1.5, 1.5], "lost": [math.inf] * 3}
     made = [{"rate": name, "course": course} for name, course in courses.items()]
     assert tuning._best(made, 10.0, ["rate"]) == {"rate": "soon"}
+    assert tuning._best(made, 10.0, ["rate"], equal=1e-12) == {"rate": "slow"}  # ends a little lower
     assert tuning._best(made[:1] + made[2:], 10.0, ["rate"]) == {"rate": "slow"}
     assert tuning._best(made[2:], 10.0, ["rate"]) == {"rate": "high"}
     assert tuning._best(made[3:], 10.0, ["rate"]) == {"rate": "lost"}

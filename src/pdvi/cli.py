@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,6 +132,54 @@ def simulate(
         with files.replacing(output) as temporary:
             adata.write_h5ad(temporary)
         say("done")
+
+
+class Experiment(StrEnum):
+    """What `pdvi reproduce` can do."""
+
+    QUADRATIC = "quadratic"
+    MIXTURE = "mixture"
+    EMBRYO = "embryo"
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="Which of the paper's experiments.")],
+    seeds: Annotated[int | None, typer.Option(help="Runs of every method (5; with --quick 2).", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs, tables and figures.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A MOSTA slide (h5ad) for embryo; else one is simulated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small data and few trials: minutes.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Repeat an experiment of the paper: traces, tables, figures, and its claims beside what came out.
+
+    Runs are kept in the folder: a command that was interrupted goes on where it was.
+    """
+    from pdvi.console import progress
+
+    out = Path("pdvi-reproduce") / (f"{experiment}-quick" if quick else experiment) if out is None else out
+    if out.exists() and not out.is_dir():
+        msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
+        raise ValueError(msg)
+    with progress(quiet=quiet) as say:
+        from pdvi.reproduce import run
+
+        _without_windows()
+        claims = run(experiment, out, seeds=seeds, data=data, quick=quick, say=say)
+        say("done", 1.0)
+    if quiet:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{experiment}: what the paper says, and what came out", show_lines=True)
+    for column in ("claim", "measured", "verdict"):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(claim.claim, claim.measured, claim.verdict)
+    Console().print(table)
+    print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
 
 
 @app.command()

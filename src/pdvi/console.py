@@ -6,10 +6,18 @@ import io
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Protocol
 
-Say = Callable[[str], None]
+
+class Say(Protocol):
+    """Tells what is being done, and, where it is known, which share of the whole is behind."""
+
+    def __call__(self, line: str, done: float | None = None, /) -> None:
+        """Show a line, and how far the bar is."""
+
+
 # of libraries: nothing a user can mend
 NOISE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 
@@ -26,9 +34,9 @@ def progress(*, quiet: bool = False) -> Iterator[Say]:
         show = stack.enter_context(_bar()) if terminal else _line
         start = time.perf_counter()
 
-        def say(line: str) -> None:
+        def say(line: str, done: float | None = None, /) -> None:
             if not quiet:
-                show(f"[{time.perf_counter() - start:6.1f} s] {line}")
+                show(f"[{time.perf_counter() - start:6.1f} s] {line}", done)
 
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default")
@@ -40,7 +48,7 @@ def progress(*, quiet: bool = False) -> Iterator[Say]:
         yield say
 
 
-def _line(text: str) -> None:
+def _line(text: str, done: float | None = None, /) -> None:
     print(text, flush=True)
 
 
@@ -50,5 +58,11 @@ def _bar() -> Iterator[Say]:
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
     with Progress(BarColumn(pulse_style="#0072B2"), TimeElapsedColumn(), transient=True) as bar:
-        bar.add_task("", total=None)
-        yield lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        task = bar.add_task("", total=None)
+
+        def show(text: str, done: float | None = None, /) -> None:
+            bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            if done is not None:
+                bar.update(task, total=1.0, completed=done)
+
+        yield show

@@ -59,15 +59,16 @@ def tune(
     executor: Any = None,
     seed: int = 0,
     path: str | os.PathLike | None = None,
+    equal: float = EQUAL,
     vectorise: bool | None = None,
     progress: bool | None = None,
 ) -> TuningResult:
     """Settings of ``solver`` that reach the lowest objective in ``max_epochs``.
 
     A trial is a run of `pdvi.fit` without its safeguard and its stopping rules, from one start and with one order of
-    the batches. A run whose objective is not finite is ranked last. Objectives that differ by less than a millionth of
-    the way from the start are equal, and decided by those an eighth of the budget earlier, and so on: of two settings
-    that arrive, the better one arrives sooner. Trials are chosen in rounds:
+    the batches. A run whose objective is not finite is ranked last. Objectives that differ by less than ``equal`` are
+    the same, and decided by those an eighth of the budget earlier, and so on: of two settings that arrive, the better
+    one arrives sooner. Trials are chosen in rounds:
 
     1. all settings at once take the first, second, ... value of their coarse grids;
     2. if there are several, each in turn takes every value of its grid, the others at their best so far, over and
@@ -86,6 +87,8 @@ def tune(
         of every trial, as in `pdvi.fit`.
     path
         a file that keeps finished trials, a line each; a call that finds it goes on from there.
+    equal
+        as a share of the way from the start (a millionth): from how small a difference on objectives are the same.
     vectorise
         run the trials of a round side by side in one compiled call; by default if their states are small.
     progress
@@ -107,7 +110,7 @@ def tune(
     made: list[dict[str, Any]] = []
     start_objective = first.rows[0]["objective"]
     with tqdm(total=trials, unit="trial", disable=not _wanted(progress), leave=False) as bar:
-        for name, wanted in _rounds(grids, lambda: _best(made, start_objective, list(grids))):
+        for name, wanted in _rounds(grids, lambda: _best(made, start_objective, list(grids), equal)):
             known = {_key({setting: trial[setting] for setting in grids}) for trial in made}
             wanted = [one for one in _distinct(wanted) if _key(one) not in known][: trials - len(made)]
             missing = [settings for settings in wanted if _key(settings) not in ledger.done]
@@ -122,7 +125,7 @@ def tune(
             bar.update(len(made) - bar.n)
             if len(made) >= trials:
                 break
-    settings = _best(made, start_objective, list(grids))
+    settings = _best(made, start_objective, list(grids), equal)
     objective = ledger.done[_key(settings)][-1]
     return TuningResult(_with(problem, solver, settings), settings, objective, pd.DataFrame(made))
 
@@ -149,12 +152,12 @@ class _Task:
         return _last_step(self.max_epochs, None, run.steps_per_epoch)
 
 
-def _best(made: list[dict[str, Any]], start: float, names: list[str]) -> Settings:
+def _best(made: list[dict[str, Any]], start: float, names: list[str], equal: float = EQUAL) -> Settings:
     """The settings of the trial that ends lowest, or as low and sooner than others."""
     left = made
     for part in reversed(range(len(made[0]["course"]))):
         lowest = min(trial["course"][part] for trial in left)
-        left = [trial for trial in left if trial["course"][part] <= lowest + EQUAL * abs(start - lowest)]
+        left = [trial for trial in left if trial["course"][part] <= lowest + equal * abs(start - lowest)]
     return {name: left[0][name] for name in names}
 
 

@@ -1,0 +1,90 @@
+"""Curves with bands, and figures on disk: the same line for a method in all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pdvi.files import replacing
+from pdvi.reproduce.methods import Method
+
+FORMATS = ("png", "pdf")
+MARKERS = 6  # on a line
+
+
+def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0, legend: float = 1.7) -> Any:
+    """A figure with a grid of axes, and room for one legend on the right."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(columns * width + legend, rows * height), layout="constrained", squeeze=False
+    )
+    for each in axes.ravel():
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
+    return figure, axes
+
+
+def curves(
+    ax: Any, trace: pd.DataFrame, x: str, y: pd.Series, methods: list[Method], *, log: bool = False, points: int = 200
+) -> None:
+    """Mean over the seeds and one standard deviation, of logarithms on a logarithmic axis.
+
+    ``x`` may differ from seed to seed (seconds): values are interpolated to common points up to where all runs are.
+    """
+    for number, method in enumerate(methods):
+        chosen = (trace["method"] == method.name) & np.isfinite(y) & ((y > 0) | (not log))
+        mine = trace[chosen].assign(y=y[chosen])
+        if mine.empty:
+            continue
+        runs = [run.drop_duplicates(x, keep="last") for _, run in mine.groupby("seed")]
+        at = runs[0][x].to_numpy(float)
+        if any(len(run) != len(at) or not np.array_equal(run[x], at) for run in runs):
+            at = np.linspace(max(run[x].min() for run in runs), min(run[x].max() for run in runs), points)
+        values = np.stack([np.interp(at, run[x], _scaled(run["y"].to_numpy(), log)) for run in runs])
+        middle, spread = values.mean(0), values.std(0)
+        low, high = (10**bound if log else bound for bound in (middle - spread, middle + spread))
+        every = max(1, len(at) // MARKERS)
+        ax.plot(
+            at,
+            10**middle if log else middle,
+            color=method.color,
+            linestyle=method.line,
+            marker=method.marker,
+            markevery=(number * every // (len(methods) + 1), every),  # shifted, so that they do not hide each other
+            markersize=4.5,
+            linewidth=1.4,
+            label=method.name,
+        )
+        ax.fill_between(at, low, high, color=method.color, alpha=0.1, linewidth=0)
+    if log:
+        ax.set_yscale("log")
+
+
+def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
+    return np.log10(values) if log else values
+
+
+def legend(figure: Any, axes: np.ndarray) -> None:
+    """One for all axes, each method once, on the right."""
+    entries: dict[str, Any] = {}
+    for each in axes.ravel():
+        handles, names = each.get_legend_handles_labels()
+        entries = {**dict(zip(names, handles)), **entries}
+    figure.legend(entries.values(), entries.keys(), loc="outside right center", frameon=False, handlelength=3.2)
+
+
+def save(figure: Any, folder: Path, name: str) -> list[str]:
+    """Write a figure as PNG and PDF, and close it; returns the file names."""
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{name}.{ending}" for ending in FORMATS]
+    for file in names:
+        with replacing(folder / file) as temporary:
+            figure.savefig(temporary, dpi=150)
+    plt.close(figure)
+    return names

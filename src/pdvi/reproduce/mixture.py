@@ -1,0 +1,308 @@
+"""The paper's Gaussian mixture with biased batches: `pdvi reproduce mixture`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import pdvi
+from pdvi import datasets, metrics
+from pdvi.console import Say
+from pdvi.fit import Progress
+from pdvi.mixtures import empirical_bayes
+from pdvi.reproduce import figures
+from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
+from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled
+from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
+
+POOR = "random-start"
+UNTUNED = "SVI diminishing untuned"
+METHODS = (*PAPER, UNTUNED)
+SECTION = "experiments, Gaussian mixture model"
+NEAR = 1.05  # times the least distance any method reached: there
+FAR = 0.1  # total variation from the truth: substantially
+SAME = 1.01  # distances within this factor are called equal
+Densities = dict[str, tuple[np.ndarray, tuple[float, ...]]]  # values on a grid and its extent, by what they are of
+GRID = 160  # points along a side of a density
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the data are, and how long the runs. ``biases`` begins with i.i.d. batches; ``bias`` is the paper's."""
+
+    n: int = 100_000
+    batch_size: int = 1_000
+    bias: float = 0.95
+    biases: tuple[float, ...] = (0.0, 0.5, 0.8, 0.95, 1.0)
+    epochs: float = 40
+    trials: int = 30
+    tuning_epochs: float = 20
+    log_every: float = 0.5
+
+    @property
+    def paper(self) -> str:
+        """The key of the paper's case."""
+        return f"bias-{self.bias:g}"
+
+    @property
+    def iid(self) -> str:
+        """That of the i.i.d. variant."""
+        return f"bias-{self.biases[0]:g}"
+
+
+FULL = Sizes()
+QUICK = Sizes(n=10_000, batch_size=100, biases=(0.0, 0.95, 1.0), epochs=16, trials=8, tuning_epochs=4)
+
+
+def cases(sizes: Sizes) -> dict[str, Case]:
+    """By key: every bias from the k-means start, and the paper's also from a poor one."""
+    common: dict[str, Any] = {"methods": METHODS, "batch_size": 1, "epochs": sizes.epochs, "trials": sizes.trials}
+    common |= {"tuning_epochs": sizes.tuning_epochs, "log_every": sizes.log_every}
+
+    def case(bias: float, poor: bool = False) -> Case:
+        key = POOR if poor else f"bias-{bias:g}"
+        title = "i.i.d. batches" if bias == 0 else f"bias {bias:g}"
+        title += ", start at random rows" if poor else ""
+        return Case(key, f"mixture, {title}", lambda seed: _task(sizes, bias, poor, seed), **common)
+
+    return {each.key: each for each in [*map(case, sizes.biases), case(sizes.bias, poor=True)]}
+
+
+def _task(sizes: Sizes, bias: float, poor: bool, seed: int) -> Task:
+    data = datasets.mixture(sizes.n, batch_size=sizes.batch_size, bias=bias, seed=seed)
+    settings = empirical_bayes(data.X, len(data.means), seed=seed)
+    if poor:  # any rows, several of which may be of one component
+        rows = np.random.default_rng([seed, 1]).choice(len(data.X), len(data.means), replace=False)
+        settings = settings._replace(means=np.asarray(data.X[rows], float))
+    problem = data.problem(settings)
+    noise = np.asarray(problem.model.noise_variance, float)
+    truth = data.means, np.tile(data.noise_variance, (len(data.means), 1))
+
+    def found(globals_: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of the fitted components, that of their means included."""
+        return np.asarray(globals_["mean"], float), noise + np.exp(np.asarray(globals_["log_var"], float))
+
+    def watch(progress: Progress) -> dict[str, float]:
+        return {"wasserstein": metrics.wasserstein_matched(*found(progress.global_params), *truth)}
+
+    def keep(result: pdvi.Result) -> Arrays:
+        mean, variance = found(result.global_params)
+        return {"mean": mean, "variance": variance, "true_mean": truth[0], "true_variance": truth[1]}
+
+    return Task(problem, watch, keep)
+
+
+def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
+    """Make what is missing in ``out``, then tables, figures and the page."""
+    runs = Runs(out, {"experiment": "mixture", **asdict(sizes)})
+    all_cases = cases(sizes)
+    step = counted(say, runs.missing(list(all_cases.values()), seeds))
+    done = {key: compare(each, runs, seeds, step) for key, each in all_cases.items()}
+    say("writing tables and figures", 1.0)
+    traces = pd.concat([each.trace.assign(case=key) for key, each in done.items()], ignore_index=True)
+    traces.to_csv(out / "traces.csv", index=False)
+    for key, name in ((sizes.paper, "biased"), (sizes.iid, "iid"), (POOR, POOR)):
+        write_table(_table(done[key], runs), out / "tables", name)
+    swept = {bias: done[f"bias-{bias:g}"] for bias in sizes.biases}
+    sweep = _sweep(swept)
+    write_table(sweep, out / "tables", "bias")
+    write_table(_seconds(done[sizes.paper]), out / "tables", "seconds")
+    densities = {key: _densities(done[key], runs) for key in (sizes.paper, POOR)}
+    made = _claims(done, sizes, sweep, densities)
+    figures.save(
+        _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR)]), out / "figures", "wasserstein"
+    )
+    figures.save(_sweep_figure(swept), out / "figures", "bias")
+    figures.save(_density_figure(densities), out / "figures", "density")
+    write_page(
+        out,
+        "Gaussian mixture",
+        made,
+        about=(
+            f"{sizes.n:,} rows, d = 10, K = 5, batches of {sizes.batch_size:,}, {sizes.bias:.0%} of a batch from one"
+            f" component; {seeds} seeds (data sets), {sizes.trials} tuning trials of {sizes.tuning_epochs:g} epochs for"
+            f" every method with a step size and every bias, on data of their own, then {sizes.epochs:g} epochs."
+            " Distance: Wasserstein-2 between true and fitted components, matched one to one. The start is that of"
+            " k-means, from which every sensible step is a good one, or K rows drawn at random."
+        ),
+        command=command,
+        quick=quick,
+        figures={
+            "wasserstein": "Wasserstein-2 distance against iteration; mean over seeds and one standard deviation, of"
+            " logarithms. Below: the same, enlarged.",
+            "bias": "Distance at the end against the share of a batch that is of one component.",
+            "density": "Density in the plane of the first two principal directions of the true means, first seed; above"
+            " the k-means start, below the random one. Apart: total variation from the truth in this plane.",
+        },
+    )
+    return made
+
+
+def _table(done: Compared, runs: Runs) -> pd.DataFrame:
+    distance, gaps = done.ends("wasserstein"), done.gaps()
+    end_gap = gaps.groupby([done.trace["seed"], done.trace["method"]]).last().unstack()
+    near = _near(done)
+    rows = [
+        {
+            "method": method.name,
+            "tuned": spelled(runs.settings(done.case, method)),
+            "distance": distance[method.name].mean(),
+            "sd": distance[method.name].std(ddof=0),
+            "iterations to 1.05 x least": near[method.name].mean(),
+            "gap of F": end_gap[method.name].mean(),
+        }
+        for method in done.methods
+    ]
+    return pd.DataFrame(rows)
+
+
+def _near(done: Compared) -> pd.DataFrame:
+    """Iterations until the distance is within a factor of the least that any method reached on that seed."""
+    least = done.trace.groupby("seed")["wasserstein"].transform("min")
+    return done.arrivals(done.trace["wasserstein"] / least, NEAR)
+
+
+def _seconds(done: Compared) -> pd.DataFrame:
+    seconds = done.ends("seconds")
+    return pd.DataFrame({"method": seconds.columns, "seconds in the solver": seconds.mean().to_numpy()})
+
+
+def _sweep(done: dict[float, Compared]) -> pd.DataFrame:
+    columns = {f"bias {bias:g}": each.ends("wasserstein").mean() for bias, each in done.items()}
+    return pd.DataFrame(columns).reset_index(names="method")
+
+
+def _densities(done: Compared, runs: Runs) -> Densities:
+    """The density of the truth and of three methods on a grid of a plane, with its extent."""
+    names = ("SVI diminishing", UNTUNED, "P2D-VI")
+    kept = {name: runs.arrays(done.case, BY_NAME[name], 1) for name in names}
+    first = kept[names[0]]
+    centre = first["true_mean"].mean(0)
+    plane = np.linalg.svd(first["true_mean"] - centre)[2][:2].T
+    shown = (first["true_mean"] - centre) @ plane
+    low, high = shown.min(0) - 3.5, shown.max(0) + 3.5
+    axes = [np.linspace(a, b, GRID) for a, b in zip(low, high)]
+    points = np.stack(np.meshgrid(*axes), -1)
+
+    def density(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        total = np.zeros((GRID, GRID))
+        for m, v in zip((mean - centre) @ plane, variance):
+            covariance = plane.T @ (v[:, None] * plane)
+            away = points - m
+            square = np.einsum("xyi,ij,xyj->xy", away, np.linalg.inv(covariance), away)
+            total += np.exp(-0.5 * square) / (2 * np.pi * np.sqrt(np.linalg.det(covariance)) * len(mean))
+        return total
+
+    extent = (low[0], high[0], low[1], high[1])
+    found = {"truth": (density(first["true_mean"], first["true_variance"]), extent)}
+    return found | {name: (density(each["mean"], each["variance"]), extent) for name, each in kept.items()}
+
+
+def _apart(densities: Densities, name: str) -> float:
+    """Half the integral of the absolute difference from the truth: between 0 and 1."""
+    truth, (left, right, bottom, top) = densities["truth"]
+    cell = (right - left) * (top - bottom) / (GRID - 1) ** 2
+    return float(0.5 * np.abs(densities[name][0] - truth).sum() * cell)
+
+
+def _claims(
+    done: dict[str, Compared], sizes: Sizes, sweep: pd.DataFrame, densities: dict[str, Densities]
+) -> list[Claim]:
+    ours = ("PD-VI", "P2D-VI")
+    by_method = sweep.set_index("method")
+    change = by_method.iloc[:, -1] / by_method.iloc[:, 0]
+
+    def listed(values: pd.Series, style: str) -> str:
+        return ", ".join(f"{name} {values[name]:{style}}" for name in METHODS)
+
+    def lower(key: str, start: str) -> Claim:
+        ends = done[key].ends("wasserstein")
+        mean, spread = ends.mean(), ends.std(ddof=0)
+        below = [mean[name] < mean[rival] / SAME for name in ours for rival in BASELINES]
+        above = [mean[name] > mean[rival] * SAME for name in ours for rival in BASELINES]
+        return Claim(
+            f"PD-VI and P2D-VI end at a lower Wasserstein distance than every baseline, batches biased ({start})",
+            f"{SECTION}, figure of the Wasserstein distance",
+            ", ".join(f"{name} {mean[name]:.4g} ± {spread[name]:.1g}" for name in METHODS)
+            + f". Lower by more than 1 % in {sum(below)}, higher in {sum(above)} of {len(below)} comparisons",
+            verdict(*below),
+        )
+
+    def faster(key: str, start: str) -> Claim:
+        near = _near(done[key])
+        median = near.median()
+        return Claim(
+            f"PD-VI and P2D-VI converge faster than every baseline ({start})",
+            f"{SECTION}, figure of the Wasserstein distance",
+            f"iterations to {NEAR} times the least distance on a seed, median over seeds: {listed(median, '.4g')}",
+            verdict(*(median[name] < median[rival] for name in ours for rival in BASELINES)),
+        )
+
+    def apart(key: str, method: str, start: str) -> Claim:
+        theirs, p2d = (_apart(densities[key], name) for name in (method, "P2D-VI"))
+        return Claim(
+            f"{method} reconstructs a density that deviates substantially from the truth, P2D-VI does not ({start})",
+            "introduction, figure of densities",
+            f"total variation from the truth in the plane shown, first seed: {theirs:.3f}, P2D-VI {p2d:.3f}",
+            verdict(theirs > FAR and p2d < FAR),
+        )
+
+    starts = ((sizes.paper, "k-means start"), (POOR, "random start"))
+    return [
+        *(lower(*each) for each in starts),
+        *(faster(*each) for each in starts),
+        Claim(
+            "PD-VI and P2D-VI are robust under biased batches",
+            SECTION,
+            "distance at the end with batches of one component over that with i.i.d. batches: " + listed(change, ".3g"),
+            verdict(*(change[name] <= NEAR for name in ours)),
+        ),
+        *(apart(key, method, start) for method in ("SVI diminishing", UNTUNED) for key, start in starts),
+    ]
+
+
+def _distance_figure(done: list[Compared]) -> Any:
+    figure, axes = figures.new(len(done), 2, width=3.8, height=2.8, legend=2.2)
+    for column, compared in zip(axes.T, done):
+        trace = compared.trace
+        for ax in column:
+            figures.curves(ax, trace, "step", trace["wasserstein"], compared.methods, log=True)
+            ax.set_xlabel("iteration")
+            ax.set_ylabel("Wasserstein-2 distance")
+        column[0].set_title(compared.case.title, loc="left", fontsize="medium")
+        near = compared.ends("wasserstein").mean()
+        start = trace.loc[trace["step"] == 0, "wasserstein"].mean()
+        column[1].set_ylim(0.9 * near.min(), 1.3 * max(start, 1.5 * near.min()))
+    figures.legend(figure, axes)
+    return figure
+
+
+def _sweep_figure(done: dict[float, Compared]) -> Any:
+    figure, axes = figures.new(1, width=5.0, height=3.4)
+    methods = next(iter(done.values())).methods
+    last = [each.trace.groupby(["method", "seed"]).tail(1).assign(bias=bias) for bias, each in done.items()]
+    table = pd.concat(last, ignore_index=True)
+    figures.curves(axes[0, 0], table, "bias", table["wasserstein"], methods, log=True)
+    axes[0, 0].set_xlabel("share of a batch that is of one component")
+    axes[0, 0].set_ylabel("Wasserstein-2 distance at the end")
+    figures.legend(figure, axes)
+    return figure
+
+
+def _density_figure(densities: dict[str, Densities]) -> Any:
+    figure, axes = figures.new(4, 2, width=2.8, height=2.6, legend=0.4)
+    for row, found in zip(axes, densities.values()):
+        highest = float(found["truth"][0].max())
+        for ax, (name, (values, extent)) in zip(row, found.items()):
+            shown = ax.imshow(values, extent=extent, origin="lower", cmap="Greys", vmin=0, vmax=highest, aspect="auto")
+            ax.contour(values, np.linspace(0.1, 0.9, 5) * highest, extent=extent, colors="#0072B2", linewidths=0.6)
+            title = name if name == "truth" else f"{name}\n{_apart(found, name):.2f} apart"
+            ax.set_title(title, fontsize="medium")
+            ax.set_xlabel("first direction")
+        row[0].set_ylabel("second direction")
+        figure.colorbar(shown, ax=list(row), shrink=0.8, label="density")
+    return figure

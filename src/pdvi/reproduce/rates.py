@@ -1,0 +1,100 @@
+"""How fast a trace falls: linearly, as a power of T, or not at all any more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+ARRIVED = 1e-11  # of the way from the start: below it is rounding
+STALLED = 0.15  # decades by which a run that has reached a floor falls from the second quarter to the last
+FEWEST = 5  # log points that a line is fitted to
+BEGUN = 0.1  # a gap above it is on its way, however slow, and not at a floor
+
+
+class Rate(NamedTuple):
+    """Straight lines through a trace, from a quarter of the way to where the gap has arrived, or to its end.
+
+    ``per_epoch``: slope of log10(gap) against T, in decades per epoch, and its R^2, ``straight``; ``slope``: that of
+    log(gap) against log(T), and its R^2, ``bent``; ``level``: the median gap of the last quarter of the run; ``fall``:
+    how many decades that is below the second quarter's.
+    """
+
+    per_epoch: float
+    straight: float
+    slope: float
+    bent: float
+    level: float
+    fall: float
+
+    @property
+    def arrived(self) -> bool:
+        """Whether nothing but rounding is left."""
+        return self.level <= ARRIVED
+
+    @property
+    def floor(self) -> bool:
+        """Whether it went some way and then stopped short."""
+        return ARRIVED < self.level < BEGUN and self.fall < STALLED
+
+    @property
+    def linear(self) -> bool:
+        """Whether the fall is straighter against T than against log(T), and goes on."""
+        return self.straight > self.bent and (self.arrived or self.fall > 1)
+
+    @property
+    def reading(self) -> str:
+        """In words."""
+        if self.linear:
+            return "linear"
+        if np.isnan(self.slope):
+            return "diverged"
+        return f"floor at {self.level:.1g}" if self.floor else f"T^{self.slope:.2f}"
+
+
+def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
+    """Of a gap that begins at 1; the first point is at epoch 0."""
+    if len(gap) < FEWEST:  # the run diverged
+        return Rate(np.nan, 0.0, np.nan, 0.0, 1.0, 0.0)
+    gap = np.where(np.isfinite(gap), gap, np.inf)
+    below = np.flatnonzero(gap <= ARRIVED)
+    end = max(int(below[0]) + 1 if len(below) else len(gap), 4)
+    chosen = slice(max(1, end // 4), end)
+    late, decades = epoch[chosen], np.log10(np.clip(gap[chosen], 1e-300, 1e300))
+    per_epoch, straight = line(late, decades)
+    slope, bent = line(np.log10(late), decades)
+    quarter = max(1, len(gap) // 4)
+    level, before = (float(np.median(part)) for part in (gap[-quarter:], gap[quarter : 2 * quarter]))
+    fall = float(np.log10(max(before, 1e-300) / max(level, 1e-300))) if np.isfinite([before, level]).all() else 0.0
+    return Rate(per_epoch, straight, slope, bent, level, fall)
+
+
+def squared_gradients(trace: pd.DataFrame) -> np.ndarray:
+    """The mean squared gradient norm of the iterates between T/2 and T, relative to the start, for every log point.
+
+    The nonconvex theorems bound the mean up to T, which the first few steps dominate for as long as one can wait; a
+    bound of it by c/T is one of this by 2c/T.
+    """
+    squares = trace["grad_norm"].to_numpy(float) ** 2
+    sums = np.concatenate([[0.0], np.cumsum(np.where(np.isfinite(squares), squares, 0.0))])
+    last = np.arange(1, len(squares) + 1)
+    first = last // 2
+    return (sums[last] - sums[first]) / (last - first) / squares[0]
+
+
+def power(epoch: np.ndarray, values: np.ndarray) -> float:
+    """The slope of log(values) against log(T) from a tenth of the run on, until nothing but rounding is left."""
+    chosen = (epoch >= 0.1 * epoch[-1]) & (epoch > 0) & (values > ARRIVED**2)
+    if chosen.sum() < 3:
+        chosen = epoch > 0
+    if chosen.sum() < 3:
+        return np.nan
+    return line(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300)))[0]
+
+
+def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Slope and R^2 of a straight line through the points."""
+    slope, level = np.polyfit(x, y, 1)
+    spread = np.var(y)
+    return float(slope), float(1 - np.var(y - slope * x - level) / spread) if spread > 0 else 0.0

@@ -1,0 +1,237 @@
+"""Runs kept as files: a finished one is never made twice, a half-written one never taken for finished.
+
+A folder holds `settings.json` (what all runs have in common), `tuning/<case>/<method>.jsonl` (trials) and `.json` (the
+best settings), and `runs/<case>/<method>-<seed>.csv` (the trace), beside it `.npz` if a run keeps arrays. Every file is
+written under another name and takes its own at the end, and the trace is the last one of a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+
+import pdvi
+from pdvi.console import Say
+from pdvi.files import replacing
+from pdvi.fit import Progress
+from pdvi.reproduce.methods import BY_NAME, Method, applicable
+from pdvi.reproduce.provenance import sign
+from pdvi.tuning import EQUAL, PARTS, _with
+
+Arrays = dict[str, np.ndarray]
+ROUNDING = 1e-12  # relative, in double precision: smaller differences of objectives mean nothing
+LOG_POINT = ("step", "event")  # together these tell the rows of a trace apart
+
+
+class Task(NamedTuple):
+    """A problem, what is measured at every log point beside the trace, and what is kept of the end."""
+
+    problem: pdvi.Problem
+    watch: Callable[[Progress], dict[str, float]] | None = None
+    keep: Callable[[pdvi.Result], Arrays] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tasks by seed, and how they are visited. Seed 0 is for tuning, the others are run."""
+
+    key: str
+    title: str
+    make: Callable[[int], Task]
+    methods: tuple[str, ...]
+    batch_size: int
+    epochs: float
+    trials: int
+    tuning_epochs: float
+    log_every: float = 1.0
+    double: bool = False  # precision
+
+
+class Runs:
+    """The folder of one experiment."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
+        if path.exists():
+            found = json.loads(path.read_text())
+            differ = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
+            if differ:
+                msg = f"{str(folder)!r} holds runs with other settings ({', '.join(differ)}); give another --out."
+                raise ValueError(msg)
+        else:
+            write_text(path, json.dumps(wanted, indent=1))
+
+    def of(self, case: Case, method: Method, seed: int) -> Path:
+        """Where the trace of a run is."""
+        return self.folder / "runs" / case.key / f"{method.key}-{seed}.csv"
+
+    def arrays(self, case: Case, method: Method, seed: int) -> Arrays:
+        """What a finished run has kept."""
+        with np.load(self.of(case, method, seed).with_suffix(".npz")) as kept:
+            return dict(kept)
+
+    def settings(self, case: Case, method: Method) -> dict[str, float]:
+        """The tuned settings of a method; none if it has nothing to tune."""
+        path = self._tuned(case, method)
+        return json.loads(path.read_text()) if method.space else {}
+
+    def _tuned(self, case: Case, method: Method) -> Path:
+        return self.folder / "tuning" / case.key / f"{method.key}.json"
+
+    def missing(self, cases: list[Case], seeds: int) -> int:
+        """At most how many tunings and runs are left to do."""
+        left = 0
+        for case in cases:
+            for name in case.methods:
+                method = BY_NAME[name]
+                left += method.space is not None and not self._tuned(case, method).exists()
+                left += sum(not self.of(case, method, seed).exists() for seed in range(1, seeds + 1))
+        return left
+
+
+class Compared(NamedTuple):
+    """The traces of all methods on all seeds of a case, and which methods these are."""
+
+    case: Case
+    methods: list[Method]
+    trace: pd.DataFrame
+
+    def ends(self, column: str) -> pd.DataFrame:
+        """The last value of every run: a row per seed, a column per method."""
+        last = self.trace.groupby(["seed", "method"], sort=False)[column].last().unstack()
+        return last[[method.name for method in self.methods]]
+
+    def gaps(self, optimum: float | None = None) -> pd.Series:
+        """(F - best) / (F at the start - best) at every log point; the best is what any method reached on that seed."""
+        by_seed = self.trace.groupby("seed")["objective"]
+        best = by_seed.transform("min") if optimum is None else optimum
+        return (self.trace["objective"] - best) / (by_seed.transform("first") - best)
+
+    def arrivals(self, values: pd.Series, target: float, against: str = "step") -> pd.DataFrame:
+        """Where each run first is at or below a target; infinite if it never is."""
+        there = self.trace[against].where(values <= target)
+        keys = [self.trace["seed"], self.trace["method"]]
+        return there.groupby(keys, sort=False).min().unstack().fillna(np.inf)[[m.name for m in self.methods]]
+
+
+def compare(case: Case, runs: Runs, seeds: int, step: Callable[[str], None]) -> Compared:
+    """Tune every method alike, run each on every seed; what is there already is read. ``step`` is told of each."""
+    with jax.enable_x64(True) if case.double else nullcontext():
+        first = _Lazy(case.make)
+        methods = _applicable(case, runs, first)
+        for method in methods:
+            if method.space and not runs._tuned(case, method).exists():
+                step(f"{case.title}: tuning {method.name}")
+                _tune(case, method, runs, first)
+        for seed in range(1, seeds + 1):
+            for method in methods:
+                if not runs.of(case, method, seed).exists():
+                    step(f"{case.title}: {method.name}, seed {seed}")
+                    _run(case, method, runs, first, seed)
+    traces = [
+        pd.read_csv(runs.of(case, method, seed), float_precision="round_trip").assign(method=method.name, seed=seed)
+        for seed in range(1, seeds + 1)
+        for method in methods
+    ]
+    return Compared(case, methods, pd.concat(traces, ignore_index=True))
+
+
+class _Lazy:
+    """The task of the seed asked for last, made when it is needed."""
+
+    def __init__(self, make: Callable[[int], Task]):
+        self.make, self.seed = make, -1
+        self.task: Task | None = None
+
+    def __call__(self, seed: int) -> Task:
+        if self.task is not None and seed == self.seed:
+            return self.task
+        self.task = None  # two at once may not fit into memory
+        self.seed, self.task = seed, (task := self.make(seed))
+        return task
+
+
+def _applicable(case: Case, runs: Runs, task: _Lazy) -> list[Method]:
+    """From a file when it is there: a finished case then costs nothing."""
+    path = runs.folder / "tuning" / case.key / "methods.json"
+    if not path.exists():
+        names = [method.name for method in applicable(case.methods, task(0).problem)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(names))
+    return [BY_NAME[name] for name in json.loads(path.read_text())]
+
+
+def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
+    path = runs._tuned(case, method)
+    as_run = case.tuning_epochs <= PARTS * case.log_every  # as many steps at a time: one compilation serves both
+    found = pdvi.tune(
+        task(0).problem,
+        method.solver,
+        method.space,
+        trials=case.trials,
+        batch_size=case.batch_size,
+        max_epochs=case.tuning_epochs,
+        path=path.with_suffix(".jsonl"),
+        equal=ROUNDING if case.double else EQUAL,
+        vectorise=False if as_run else None,
+        progress=False,
+    )
+    write_text(path, json.dumps(found.settings))
+
+
+def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None:
+    problem, watch, keep = task(seed)
+    solver = _with(problem, method.solver, runs.settings(case, method))
+    extra: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {
+        "batch_size": None if getattr(solver, "full_batch", False) else case.batch_size,
+        "log_every": case.log_every,
+        "seed": seed,
+        "tol": 0,
+        "progress": False,
+    }
+    pdvi.fit(problem, solver, max_epochs=case.log_every, **settings)  # compiles: not what is to be timed
+
+    def look(progress: Progress) -> None:
+        if watch:
+            extra.append({key: progress.record[key] for key in LOG_POINT} | watch(progress))
+
+    result = pdvi.fit(problem, solver, max_epochs=case.epochs, callbacks=[look], **settings)
+    trace = result.trace.assign(status=result.status.name)
+    if extra:  # points that the safeguard undid are not measured
+        trace = trace.merge(pd.DataFrame(extra), "left", list(LOG_POINT))
+    path = runs.of(case, method, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if keep:
+        with replacing(path.with_suffix(".npz")) as temporary:
+            np.savez_compressed(temporary, **keep(result))  # type: ignore[arg-type]
+    sign(runs.folder)
+    with replacing(path) as temporary:
+        trace.to_csv(temporary, index=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def counted(say: Say, total: int) -> Callable[[str], None]:
+    """A function that says what is done next, and how far the whole is."""
+    steps: Iterator[int] = iter(range(total + 1))
+
+    def step(line: str) -> None:
+        done = next(steps, total)
+        say(f"{line} ({done + 1} of {total})", done / max(total, 1))
+
+    return step

@@ -1,0 +1,184 @@
+"""The embryo as the experiment needs it, simulated or from a file, and the problems of both presets on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+import pdvi
+from pdvi import graphs, pp
+from pdvi.anndata_checks import coordinates_of
+from pdvi.datasets import embryo
+from pdvi.files import read_slide, replacing
+from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.partition import Layout, along_space, grid, layout, median_cuts
+
+ANNOTATION = "annotation"
+COUNTS = "count"
+COMPONENTS = 50
+GENES = 5_000  # the most variable ones (the paper)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The spatial model's hyper-parameters, and how the slide is cut."""
+
+    key: str
+    title: str
+    averaged: bool  # whether a spot's features are the mean over its neighbourhood
+    neighbors: int
+    mutual: bool
+    tau: float
+    flow: bool  # whether weights know the direction along which labels do not change
+    weights: float  # their factor
+    temperature: float
+    noise: float  # factor of the k-means estimate of the noise's standard deviation
+    cells: tuple[int, int] | None  # of a grid; None: balanced patches
+    halo: bool  # whether edges between patches count
+    damping: float | None  # of parallel sweeps; None: as much as is safe
+
+
+PUBLISHED = Preset(
+    key="published",
+    title="published hyper-parameters",
+    averaged=False,
+    neighbors=25,
+    mutual=True,
+    tau=1.0,
+    flow=True,
+    weights=0.005,
+    temperature=1e-4,
+    noise=10.0,
+    cells=(5, 5),
+    halo=False,
+    damping=0.0,
+)
+DEFAULTS = Preset(
+    key="defaults",
+    title="our defaults",
+    averaged=True,
+    neighbors=8,
+    mutual=False,
+    tau=0.5,
+    flow=False,
+    weights=1.0,
+    temperature=1.0,
+    noise=1.0,
+    cells=None,
+    halo=True,
+    damping=None,
+)
+
+
+class Slide(NamedTuple):
+    """Principal components, places and true domains (-1: not annotated) of all spots."""
+
+    X: np.ndarray
+    coordinates: np.ndarray
+    truth: np.ndarray
+
+    @property
+    def n_domains(self) -> int:
+        """As many as are annotated."""
+        return int(self.truth.max()) + 1
+
+    @property
+    def known(self) -> np.ndarray:
+        """Which spots are annotated."""
+        return self.truth >= 0
+
+
+def simulated(n_spots: int, n_genes: int, n_domains: int) -> Slide:
+    """The simulated embryo, through the same preparation as a real one."""
+    adata = embryo(n_spots, n_genes=n_genes, n_domains=n_domains)
+    return _prepared(adata, adata.obs["truth"], None)
+
+
+def from_file(path: Path) -> Slide:
+    """A MOSTA slide: counts in layer `count`, in raw or in X; `obs["annotation"]`; `obsm["spatial"]`."""
+    adata = read_slide(path)
+    if ANNOTATION not in adata.obs:
+        msg = (
+            f"{str(path)!r}: {ANNOTATION!r} not in adata.obs (it has {sorted(adata.obs)}); put the true domains there."
+        )
+        raise ValueError(msg)
+    truth = adata.obs[ANNOTATION].astype("category").cat.remove_unused_categories()
+    if len(truth.cat.categories) < 2:
+        msg = (
+            f"{str(path)!r}: adata.obs[{ANNOTATION!r}] must name at least 2 domains, got {list(truth.cat.categories)}."
+        )
+        raise ValueError(msg)
+    if COUNTS in adata.layers:
+        return _prepared(adata, truth, COUNTS)
+    return _prepared(adata.raw.to_adata() if adata.raw is not None else adata, truth, None, adata)
+
+
+def _prepared(adata: Any, truth: pd.Series, layer: str | None, places: Any = None) -> Slide:
+    pp.prepare(adata, layer=layer, n_genes=GENES, n_components=COMPONENTS)
+    coordinates = coordinates_of(adata if places is None else places)[:, :2]
+    return Slide(adata.obsm["X_pca"], coordinates, truth.cat.codes.to_numpy().astype(np.int16))
+
+
+def kept(path: Path, make: Any) -> Slide:
+    """The slide in a file, made first if it is not there."""
+    if not path.exists():
+        slide = make()
+        with replacing(path) as temporary:
+            np.savez(temporary, **slide._asdict())
+    with np.load(path) as arrays:
+        return Slide(**arrays)
+
+
+class Cut(NamedTuple):
+    """The problem of a preset, its features, and where its shards are on the slide."""
+
+    problem: pdvi.Problem
+    features: np.ndarray
+    where: Layout
+
+
+def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
+    """Hyper-parameters from the first k-means, so that the objective is the same for all starts."""
+    X = _averaged(slide) if preset.averaged else slide.X
+    settings = empirical_bayes(X, slide.n_domains, seed=0)
+    neighbors = min(preset.neighbors, len(X) - 1)
+    edges = graphs.nearest(slide.coordinates, neighbors, mutual=preset.mutual)
+    flow = graphs.flow_direction(slide.coordinates, _closest(X, settings.means)) if preset.flow else None
+    weighted = graphs.weights(edges, X - X.mean(0), slide.coordinates, flow, tau=preset.tau)
+    patches = grid(slide.coordinates, *preset.cells) if preset.cells else median_cuts(slide.coordinates, n_patches)
+    where = layout(patches, along_space(slide.coordinates))
+    problem = potts_mixture_problem(
+        X,
+        weighted,
+        settings._replace(noise_variance=preset.noise**2 * settings.noise_variance),
+        where,
+        beta=preset.weights,
+        halo=preset.halo,
+        temperature=preset.temperature,
+        damping=preset.damping,
+    )
+    return Cut(problem, X, where)
+
+
+def started(cut: Cut, n_domains: int, seed: int) -> pdvi.Problem:
+    """The problem with the start that the k-means of a seed suggests."""
+    means = empirical_bayes(cut.features, n_domains, seed=seed).means
+    return eqx.tree_at(lambda p: p.model.start, cut.problem, jnp.asarray(means, cut.problem.model.start.dtype))
+
+
+def _averaged(slide: Slide) -> np.ndarray:
+    from anndata import AnnData
+
+    adata = AnnData(obsm={"X_pca": slide.X, "spatial": slide.coordinates})
+    pp.neighborhood(adata, n_components=slide.X.shape[1])
+    return adata.obsm["X_neighborhood"]
+
+
+def _closest(X: np.ndarray, means: np.ndarray) -> np.ndarray:
+    return ((means**2).sum(1) - 2 * X @ means.T).argmin(1)
