@@ -25,6 +25,7 @@ from pdvi.solvers.conjugate import add, best_globals
 Array = jax.Array
 
 FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
+GAIN = 1e-3  # of the ELBO per row: with less in a round the rounds end (as in scikit-learn's mixtures)
 EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
 
 
@@ -49,7 +50,7 @@ def variational_em(
     starts: Sequence[Any] = (None,),
     **settings: Any,
 ) -> Fitted:
-    """Fit, re-estimate, go on; until a round lowers the objective by less than ``tol`` of its size.
+    """Fit, re-estimate, go on; until a round gains less than ``GAIN`` per row.
 
     ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
     ``reseed``: put unused components into the worst-explained one, and keep the outcome if it is better.
@@ -57,10 +58,14 @@ def variational_em(
     """
     if not (noise or weights):
         rounds = 0
-    fits = (_rounds(problem, solver, noise, weights, rounds, epochs, tol, start, settings) for start in starts)
+    seed = settings.pop("seed", 0)
+    fits = (  # other draws for every start: exploration forgets where it began
+        _rounds(problem, solver, noise, weights, rounds, epochs, tol, start, {**settings, "seed": seed + i})
+        for i, start in enumerate(starts)
+    )
     best = min(fits, key=lambda fitted: fitted.result.objective)
     if reseed:
-        settings = {**settings, "max_epochs": epochs if rounds else settings["max_epochs"]}
+        settings = {**settings, "seed": seed, "max_epochs": epochs if rounds else settings["max_epochs"]}
         best = best._replace(result=_reseeded(best.problem, solver, best.result, tol, settings))
     return best
 
@@ -77,8 +82,10 @@ def _rounds(
     settings: dict[str, Any],
 ) -> Fitted:
     first = min(settings["max_epochs"], FIRST) if rounds else settings["max_epochs"]
-    result = fit(problem, solver, start=start, tol=tol, **{**settings, "max_epochs": first})
-    settings = {**settings, "max_epochs": epochs}
+    # logging costs as much as an epoch, and what the rounds need to know is where each ends
+    logged = {"log_every": first / 3} if rounds else {}
+    result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
+    settings = {**settings, "max_epochs": epochs, "log_every": epochs}
     whitening = np.eye(problem.shards["x"].shape[-1])
     for _ in range(rounds):
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
@@ -87,7 +94,7 @@ def _rounds(
         result = _joined(
             result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated"
         )
-        if before - result.objective < tol * abs(result.objective):
+        if before - result.objective < GAIN * float(problem.model.n_rows):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
@@ -158,6 +165,8 @@ def _scatter(problem: Problem) -> Array:
 
 def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, settings: dict[str, Any]) -> Result:
     """Try to put unused components to use, as often as there are components; never end worse."""
+    if hasattr(solver, "exploration"):  # which would forget the new place
+        solver = dataclasses.replace(solver, exploration=0, continuation=())
     n_rows, n_components = float(problem.model.n_rows), len(problem.model.log_weights)
     for _ in range(n_components):
         local = np.asarray(result.local_params)
