@@ -1,11 +1,13 @@
 """pdvi: large-scale mean-field variational inference by primal-dual optimisation."""
 
 from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
+from pdvi.executors import Disk, Memory
 from pdvi.estimators import GaussianMixture, PottsMixture
 from pdvi.fit import Checkpoint, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 from pdvi.problem import Augmentation, Model, Problem
 from pdvi.result import Point, Result, Status, load_result
+from pdvi.sharding import write_store
 from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
 from pdvi.tuning import TuningResult, tune
 
@@ -25,9 +27,11 @@ __all__ = [
     "Checkpoint",
     "ControlVariates",
     "CoordinateDescent",
+    "Disk",
     "GaussianMixture",
     "JointStep",
     "MemoizedVB",
+    "Memory",
     "Model",
     "Newton",
     "Point",
@@ -54,4 +58,5 @@ __all__ = [
     "theory",
     "tl",
     "tune",
+    "write_store",
 ]
