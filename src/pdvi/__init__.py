@@ -1,7 +1,7 @@
 """pdvi: large-scale mean-field variational inference by primal-dual optimisation."""
 
 from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
-from pdvi.executors import Disk, Memory
+from pdvi.executors import Dask, Disk, Memory
 from pdvi.estimators import GaussianMixture, PottsMixture
 from pdvi.fit import Checkpoint, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
@@ -27,6 +27,7 @@ __all__ = [
     "Checkpoint",
     "ControlVariates",
     "CoordinateDescent",
+    "Dask",
     "Disk",
     "GaussianMixture",
     "JointStep",

@@ -57,9 +57,9 @@ class Server(ABC):
         """``state`` after one step per row of ``batches``."""
         state = self._tidy(state)
         for batch in self._announce(batches):
-            state = _begin(problem, traced(solver), state, len(batch))
+            state = begin(problem, solver, state, len(batch))
             gap, count = self._visit(batch, state)
-            state = _update(state, jnp.asarray(gap), count, problem.n_shards) if count else state
+            state = update(state, jnp.asarray(gap), count, problem.n_shards, state.lam0) if count else state
             if self._disturbed():
                 state = self._tidy(state)
         return jax.block_until_ready(state)
@@ -150,14 +150,20 @@ class Server(ABC):
         return None
 
 
+def begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
+    """What the solver does before a step."""
+    return _begin(problem, traced(solver), state, batch_size)
+
+
 @eqx.filter_jit
 def _begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
     return solver.begin(problem, state, batch_size)
 
 
 @eqx.filter_jit
-def _update(state: Any, gap: Array, count: int, n_shards: int) -> Any:
-    return server_update(state, gap, state.lam0 + gap / count, n_shards)
+def update(state: Any, gap: Array, count: int, n_shards: int, centre: Array) -> Any:
+    """The server's update from ``count`` shards that saw ``centre`` as lam0."""
+    return server_update(state, gap, centre + gap / count, n_shards)
 
 
 def _check_local(local: PyTree, template: PyTree, n_shards: int) -> None:
