@@ -1,9 +1,9 @@
 """pdvi: large-scale mean-field variational inference by primal-dual optimisation."""
 
 from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
-from pdvi.executors import Dask, Disk, Memory
 from pdvi.estimators import GaussianMixture, PottsMixture
-from pdvi.fit import Checkpoint, Progress, SafeguardWarning, fit
+from pdvi.executors import Dask, Disk, Memory
+from pdvi.fit import Checkpoint, CheckpointWarning, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 from pdvi.problem import Augmentation, Model, Problem
 from pdvi.result import Point, Result, Status, load_result
@@ -25,6 +25,7 @@ __all__ = [
     "Adam",
     "Augmentation",
     "Checkpoint",
+    "CheckpointWarning",
     "ControlVariates",
     "CoordinateDescent",
     "Dask",

@@ -31,6 +31,10 @@ class SafeguardWarning(UserWarning):
     """The run was set back to its last good state and goes on with smaller steps."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the one before is still there."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Where to keep a run while it lasts, and how often; written at log points and at the end."""
@@ -284,10 +288,17 @@ class _Keeper:
             self.now(run.result(Status.RUNNING))
 
     def now(self, result: Result) -> None:
-        """Keep this result."""
-        if self.to:
+        """Keep this result. A full disk is no reason to lose the run: it goes on, and the last checkpoint stays."""
+        if not self.to:
+            return
+        try:
             result.save(self.to.path)
-            self.saved = time.monotonic()
+        except OSError as error:
+            kept = "the one before is kept" if os.path.exists(self.to.path) else "there is none yet"
+            why = error.strerror or error
+            msg = f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. Make room."
+            warnings.warn(msg, CheckpointWarning, stacklevel=4)
+        self.saved = time.monotonic()
 
 
 def _verdict(

@@ -174,11 +174,11 @@ def _graph_at_hand(graph: Any, folder: Path) -> sp.csr_array:
         from anndata.io import sparse_dataset
 
         graph = sparse_dataset(graph)
-    n, degrees = graph.shape[0], []
+    n, degrees = int(graph.shape[0]), []
     with open(folder / "indices.tmp", "wb") as indices, open(folder / "weights.tmp", "wb") as weights:
         for begin in range(0, n, BLOCK):
-            block = graph[begin : min(n, begin + BLOCK)]
-            block = sp.csr_array(block.compute() if hasattr(block, "compute") else block)
+            lazy: Any = graph[begin : min(n, begin + BLOCK)]
+            block = sp.csr_array(lazy.compute() if hasattr(lazy, "compute") else lazy)
             block.indices.astype(np.int64).tofile(indices)
             block.data.astype(np.float32).tofile(weights)
             degrees.append(np.diff(block.indptr))

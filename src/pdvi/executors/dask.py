@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.executors.host import Host, Measured, local_shape
+from pdvi.executors.host import Measured, local_shape
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.server import Server, begin, update
+from pdvi.executors.worker import Failure, awake, make_host
 from pdvi.problem import Problem
-from pdvi.store import Store
 
 Array = jax.Array
 PyTree = Any
-Calls = dict[str, tuple]  # what each worker is asked: a method of `Host`, and its arguments
+Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
+Calls = dict[str, tuple]  # what each worker is asked: a method of `WorkerHost`, and its arguments
 
 POLL = 0.5  # seconds after which a silent worker is looked for among the living
+PAUSE = 0.0005  # seconds between two looks for an answer
 OPENING = 4  # times the timeout, for a worker's first call: it imports, reads and compiles
 
 
@@ -77,12 +80,13 @@ class Dask(Server):
         self._forget()
 
     def _forget(self) -> None:
-        self._hosts: dict[str, Any] = {}  # the future of each worker's Host; with the last of it goes its memory
+        self._hosts: dict[str, Any] = {}  # the future of each worker's host; with it goes its memory
+        self._actors: dict[str, Any] = {}  # the hosts themselves, to be asked
         self._owned: dict[str, list[int]] = {}
         self._orphans: set[int] = set()
         self._silent: dict[str, Any] = {}  # workers that did not answer, and the future that tells if they wake up
         self._penalty: dict[str, np.ndarray] = {}  # what each worker was last told
-        self._rebuilt = False
+        self._rebuilt, self._looked = False, 0.0
 
     # ------------------------------------------------------------------------------------ what a server is asked
 
@@ -123,7 +127,7 @@ class Dask(Server):
         self._orphans = set()
         key = np.asarray(jax.random.key_data(self.key))
         known = {a: _rows(local, own) for a, own in self._owned.items()}
-        calls = {a: ("begin", own, key, self._lam, known[a]) for a, own in self._owned.items()}
+        calls = {a: ("begin_with", own, key, self._lam, known[a]) for a, own in self._owned.items()}
         for rows in self._ask(calls, patience=OPENING).values():
             self.boundary.publish(rows)
         if self._orphans:
@@ -136,7 +140,7 @@ class Dask(Server):
         calls = {a: self._visit_call(a, shards, state) for a, shards in shares.items() if shards}
         gaps, count = [], 0
         for address, (gap, rows) in sorted(self._ask(calls).items()):
-            self.boundary.publish(rows)
+            self._take_in(gap, rows)
             gaps.append(gap)
             count += len(shares[address])
         self._recover(state.lam0)
@@ -151,6 +155,11 @@ class Dask(Server):
         halos = self.boundary.halos(shards)
         self.traffic.visits += len(shards)
         return "visit", shards, self._lam, None if known else penalty, halos
+
+    def _take_in(self, gap: np.ndarray, rows: PyTree) -> None:
+        """What a visit gave: the rows that others read; the sum is for the caller."""
+        self.traffic.received += len(pickle.dumps((gap, rows), protocol=5))
+        self.boundary.publish(rows)
 
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
         wanted = set(shards.tolist())
@@ -168,7 +177,9 @@ class Dask(Server):
 
     def _rebuild(self, lam: Array, *, settle: bool) -> None:
         self._lam = np.asarray(lam)
-        for rows in self._everywhere(lambda own: ("rebuild", self._lam, self.boundary.halos(own), own, settle)).values():
+        for rows in self._everywhere(
+            lambda own: ("rebuild", self._lam, self.boundary.halos(own), own, settle)
+        ).values():
             self.boundary.publish(rows)
 
     def _evaluate(self, lam: Array) -> Measured:
@@ -190,7 +201,8 @@ class Dask(Server):
     def _run_asynchronously(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """Every worker has one visit under way; each answer updates the globals."""
         state = self._tidy(state)
-        waiting, flying, centres = deque(batches.ravel().tolist()), {}, {}
+        waiting, centres = deque(batches.ravel().tolist()), {}
+        flying: Flying = {}
         begun = 0
         while waiting or flying:
             busy = {address for address, _ in flying.values()}
@@ -204,7 +216,7 @@ class Dask(Server):
                     centres[address] = np.asarray(state.lam0)
                     flying |= self._submit({address: self._visit_call(address, [turn], state)})
             for address, (gap, rows) in self._arrivals(flying, self.timeout).items():
-                self.boundary.publish(rows)
+                self._take_in(gap, rows)
                 state = update(state, jnp.asarray(gap), 1, problem.n_shards, jnp.asarray(centres[address]))
             self._recover(state.lam0)
             if self._disturbed():
@@ -221,66 +233,68 @@ class Dask(Server):
 
     def _ask(self, calls: Calls, patience: float = 1) -> dict[str, Any]:
         """What the workers answered; the shards of those that did not are orphans."""
-        futures, answers = self._submit(calls), {}
-        while futures:
-            answers |= self._arrivals(futures, patience * self.timeout)
+        flying = self._submit(calls)
+        answers: dict[str, Any] = {}
+        while flying:
+            answers |= self._arrivals(flying, patience * self.timeout)
         return answers
 
-    def _submit(self, calls: Calls) -> dict[Any, tuple[str, float]]:
-        futures = {}
-        wide = bool(jax.config.jax_enable_x64)
+    def _submit(self, calls: Calls) -> Flying:
+        """Ask, directly from here to the worker: a scheduled task would take several times as long to arrive."""
+        flying: Flying = {}
         for address, (method, *arguments) in calls.items():
+            actor = self._actor(address)
+            if actor is not None:
+                flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
             if method == "visit":
                 self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
-            future = self.client.submit(
-                _call, self._hosts[address], method, wide, *arguments, workers=[address], pure=False
-            )
-            futures[future] = address, time.monotonic()
-        return futures
+        return flying
 
-    def _arrivals(self, futures: dict[Any, tuple[str, float]], timeout: float) -> dict[str, Any]:
-        """Wait until at least one worker answered or is lost; take all that are done out of ``futures``."""
-        from distributed import wait
-
+    def _arrivals(self, flying: Flying, timeout: float) -> dict[str, Any]:
+        """Wait until at least one worker answered or is lost; take all that are done out of ``flying``."""
         answers: dict[str, Any] = {}
-        while futures:
-            try:
-                wait(list(futures), timeout=POLL, return_when="FIRST_COMPLETED")
-            except TimeoutError:
-                living = self.client.nthreads()
-                for future, (address, since) in list(futures.items()):
-                    late = time.monotonic() - since > timeout
-                    if address not in living or late:
-                        del futures[future]
-                        self._lose(address, f"did not answer within {timeout:g} s" if late else "is gone")
-            for future in [future for future in futures if future.status != "pending"]:
-                address, _ = futures.pop(future)
-                answers |= self._answer(address, future)
-            if answers or self._orphans:
-                break
+        orphans = len(self._orphans)
+        while flying and not answers and len(self._orphans) == orphans:
+            self._look_after(flying, timeout)
+            for future in [future for future in flying if future.done()]:
+                address, _ = flying.pop(future)
+                try:
+                    answers[address] = future.result()
+                except Exception:  # on the way; an error in the work itself comes as a Failure
+                    self._lose(address, "is gone")
+            if not answers:
+                time.sleep(PAUSE)
+        for answer in answers.values():
+            if isinstance(answer, Failure):
+                raise answer.error
         return answers
 
-    def _answer(self, address: str, future: Any) -> dict[str, Any]:
-        """A worker's answer, if it still can be had: the worker may have died after giving it."""
+    def _look_after(self, flying: Flying, timeout: float) -> None:
+        """Now and then: lose the workers that are gone, or late."""
+        if time.monotonic() - self._looked < POLL:
+            return
+        living, self._looked = self.client.nthreads(), time.monotonic()
+        for future, (address, since) in list(flying.items()):
+            late = self._looked - since > timeout
+            if not future.done() and (address not in living or late):
+                del flying[future]
+                self._lose(address, f"did not answer within {timeout:g} s" if late else "is gone")
+
+    def _actor(self, address: str) -> Any:
+        """A worker's host; None if the worker is lost before it has one."""
         from distributed import KilledWorker
 
         began = time.monotonic()
-        while future.status in ("finished", "pending"):
+        while address in self._hosts and address not in self._actors:
             try:
-                answer = future.result(timeout=POLL)
+                self._actors[address] = self._hosts[address].result(timeout=POLL)
             except TimeoutError:
-                if address in self.client.nthreads() and time.monotonic() - began < self.timeout:
-                    continue
-                break
-            except KilledWorker:
-                break
-            if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], np.ndarray):
-                self.traffic.received += len(pickle.dumps(answer, protocol=5))
-            return {address: answer}
-        if future.status == "error" and not isinstance(future.exception(), KilledWorker):
-            future.result()  # a fault of the work, not of the worker: raise it here
-        self._lose(address, "is gone")
-        return {}
+                late = time.monotonic() - began > OPENING * self.timeout
+                if late or address not in self.client.nthreads():
+                    self._lose(address, "did not start" if late else "is gone")
+            except (KilledWorker, CancelledError):
+                self._lose(address, "is gone")
+        return self._actors.get(address)
 
     # ------------------------------------------------------------------------------------ workers that come and go
 
@@ -314,10 +328,9 @@ class Dask(Server):
         if address in self._hosts:
             return
         model = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, self.problem.model)
-        wide = bool(jax.config.jax_enable_x64)
         path = str(self.problem.store.path.absolute())  # type: ignore[union-attr]
         self._hosts[address] = self.client.submit(
-            _make_host, path, model, self.solver, wide, workers=[address], pure=False
+            make_host, path, model, self.solver, _wide(), workers=[address], actor=True, pure=False
         )
         self._owned.setdefault(address, [])
 
@@ -327,9 +340,10 @@ class Dask(Server):
         shards = self._owned.pop(address)
         self._orphans |= set(shards)
         del self._hosts[address]
+        self._actors.pop(address, None)
         self._penalty.pop(address, None)
         if address in self.client.nthreads():  # silent, not gone: it may wake up
-            self._silent[address] = self.client.submit(_awake, workers=[address], pure=False)
+            self._silent[address] = self.client.submit(awake, workers=[address], pure=False)
         self._happened.append(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
 
     def _recover(self, lam: Any) -> None:
@@ -362,92 +376,15 @@ class Dask(Server):
             self._happened.append(f"worker {new} joined: {len(self._owned.get(new, ()))} shards moved to it")
 
     def _move(self, giver: str, taker: str, shards: list[int]) -> None:
-        given = self._submit({giver: ("release", shards)})
-        parcel = next(iter(given))
-        while parcel in given and parcel.status == "pending" and giver in self._owned:
-            self._arrivals_without_result(given)
-        if giver not in self._owned:
-            return
-        self._owned[giver] = [b for b in self._owned[giver] if b not in shards]
-        self._owned[taker] = self._owned[taker] + shards
-        self._ask({taker: ("accept", shards, parcel)}, patience=OPENING)
-
-    def _arrivals_without_result(self, futures: dict[Any, tuple[str, float]]) -> None:
-        """Wait a moment for futures whose results stay on their workers."""
-        from distributed import wait
-
-        try:
-            wait(list(futures), timeout=POLL)
-        except TimeoutError:
-            for future, (address, since) in list(futures.items()):
-                late = time.monotonic() - since > self.timeout
-                if late or address not in self.client.nthreads():
-                    del futures[future]
-                    self._lose(address, "did not answer" if late else "is gone")
+        parcel = self._ask({giver: ("release", shards)}).get(giver)
+        if parcel is not None:
+            self._owned[giver] = [b for b in self._owned[giver] if b not in shards]
+            self._owned[taker] = self._owned[taker] + shards
+            self._ask({taker: ("accept", shards, parcel)})
 
 
-# ------------------------------------------------------------------------------------ on the workers
-
-
-class WorkerHost(Host):
-    """A host that is told which shards are its own, and keeps everything in its memory."""
-
-    def __init__(self, problem: Problem, solver: Any):
-        super().__init__(problem, solver, [], {}, {})
-        self._last_penalty: Any = None
-
-    def begin(self, shards: list[int], key: Any, lam: Any, locals_: Any) -> Any:  # type: ignore[override]
-        """Begin with these shards."""
-        self.shards = shards
-        return super().begin(jax.random.wrap_key_data(key), lam, locals_)
-
-    def visit(self, batch: Any, lam0: Any, penalty: Any, halos: Any) -> Any:
-        """As `Host`; without a penalty, under the last one."""
-        self._last_penalty = self._last_penalty if penalty is None else penalty
-        return super().visit(batch, lam0, self._last_penalty, halos)
-
-    def restart(self, key: Any, shards: Any) -> Any:
-        """As `Host`."""
-        return super().restart(jax.random.wrap_key_data(key), shards)
-
-    def rebuild(self, lam: Any, halos: Any, shards: Any, settle: bool = True) -> Any:  # type: ignore[override]
-        """As `Host`."""
-        return super().rebuild(lam, halos, shards, settle=settle)
-
-    def adopt(self, shards: list[int], key: Any, lam: Any, halos: Any) -> Any:
-        """Take over shards whose worker was lost."""
-        self.shards = self.shards + [b for b in shards if b not in self.shards]
-        self.restart(key, shards)
-        return self.rebuild(lam, halos, shards)
-
-    def release(self, shards: list[int]) -> Any:
-        """Give shards away, with all that is theirs."""
-        self.shards = [b for b in self.shards if b not in shards]
-        return {b: jax.tree.map(np.asarray, (self.local.pop(b), self.pair.pop(b))) for b in shards}
-
-    def accept(self, shards: list[int], parcel: Any) -> None:
-        """Take what another worker gave away."""
-        self.shards = self.shards + shards
-        for b in shards:
-            self.local[b], self.pair[b] = parcel[b]
-
-    def local_of(self, b: int) -> tuple[int, PyTree]:
-        """The local variables of one shard."""
-        return b, jax.tree.map(np.asarray, self.local[b])
-
-
-def _make_host(path: str, model: Any, solver: Any, wide: bool) -> WorkerHost:
-    with jax.enable_x64(wide):
-        return WorkerHost(Problem(model, Store(path, verify=False)), solver)
-
-
-def _call(host: WorkerHost, method: str, wide: bool, *arguments: Any) -> Any:
-    with jax.enable_x64(wide):
-        return getattr(host, method)(*arguments)
-
-
-def _awake() -> bool:
-    return True
+def _wide() -> bool:
+    return jnp.result_type(float) == np.float64
 
 
 def _rows(local: PyTree, shards: list[int]) -> Any:

@@ -7,7 +7,7 @@ it is handed. It is asked for sums, so that what it answers does not grow with i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -51,14 +51,14 @@ class Host:
         problem: Problem,
         solver: Any,
         shards: Iterable[int],
-        locals_: MutableMapping[int, PyTree],
-        pairs: MutableMapping[int, Pair],
+        locals_: Any,
+        pairs: Any,
         *,
         keep: float = float("inf"),
     ):
         self.problem, self.solver = problem, traced(solver)
         self.shards = list(shards)
-        self.local, self.pair = locals_, pairs
+        self.local, self.pair = locals_, pairs  # by shard, in a dict or in scratch files
         assert problem.store is not None
         self.data = Reader(problem.store, keep)
         self.exports = exports_of(problem)
@@ -94,7 +94,7 @@ class Host:
         return rows
 
     def rebuild(self, lam: Any, halos: Halos, shards: Iterable[int], *, settle: bool = True) -> Halos:
-        """What shards would have kept near ``lam``: phi minimises f_b (``settle``), lam_b = lam, mu_b = -grad_lam f_b."""
+        """What shards would have kept near ``lam``: phi a minimiser (``settle``), lam_b = lam, mu_b = -grad_lam f_b."""
         lam = jnp.asarray(lam)
         rows = {}
         for b, shard in self._each(shards):

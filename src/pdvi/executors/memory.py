@@ -18,9 +18,7 @@ PyTree = Any
 class Memory:
     """The default executor."""
 
-    def init(
-        self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int
-    ) -> Any:
+    def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
         """The state before the first step, from ``lam`` and ``local`` where they are given."""
         if problem.store is not None:
             msg = (

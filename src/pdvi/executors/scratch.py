@@ -18,7 +18,7 @@ class Scratch:
     def __init__(self, template: PyTree, n_shards: int, folder: str | os.PathLike | None = None):
         leaves, self._structure = jax.tree.flatten(template)
         self._shapes = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
-        self._files = [tempfile.TemporaryFile(dir=folder) for _ in leaves]
+        self._files = [tempfile.TemporaryFile(dir=None if folder is None else str(folder)) for _ in leaves]  # noqa: SIM115 (closed with this object)
         self._n_shards, self._folder = n_shards, folder or tempfile.gettempdir()
         for file, (shape, dtype) in zip(self._files, self._shapes):
             file.truncate(n_shards * _size(shape, dtype))
@@ -41,7 +41,9 @@ class Scratch:
                 while done < array.nbytes:
                     done += os.pwrite(file.fileno(), view[done:], begin + done)
             except OSError as error:
-                msg = f"cannot keep shard {b} in {str(self._folder)!r}: {error.strerror}; give `scratch` another folder."
+                msg = (
+                    f"cannot keep shard {b} in {str(self._folder)!r}: {error.strerror}; give `scratch` another folder."
+                )
                 raise OSError(error.errno, msg) from error
 
     def stacked(self) -> PyTree:

@@ -35,9 +35,7 @@ class Server(ABC):
     key: Array
     boundary: Boundary
 
-    def init(
-        self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int
-    ) -> Any:
+    def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
         """The state before the first step."""
         self._check(problem, solver)
         self.problem, self.solver, self.key = problem, solver, key
@@ -116,6 +114,7 @@ class Server(ABC):
         """What happened since the last call that the trace should tell."""
         return []
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what the run held."""
 
