@@ -198,32 +198,31 @@ def test_bytes_on_the_wire_do_not_grow_with_the_area(cluster, tmp_path):
 
 
 class Chaos:
-    """Kills, freezes or adds a worker at a log point."""
+    """Kills, freezes or adds a worker at a log point, in random order; never the last that works."""
 
-    def __init__(self, cluster, client, rounds, seed):
+    def __init__(self, cluster, client, seed):
         self.cluster, self.client = cluster, client
-        self.moves = random.Random(seed)
-        self.left = rounds
+        self.dice = random.Random(seed)
+        self.moves = ["kill"] * 5 + ["hang"] * 2 + ["join"] * 3
+        self.dice.shuffle(self.moves)
         self.frozen = []
 
     def __call__(self, progress):
-        if self.left and progress.record["step"] > 0:
-            self.left -= 1
+        if self.moves and progress.record["step"] > 0:
             pids = list(self.client.run(os.getpid, workers=self.answering()).values())
-            move = self.moves.choice(["kill", "kill", "join", "hang"])
-            if move == "join" or len(pids) < 2:
+            move = "join" if len(pids) < 2 else self.moves.pop()
+            if move == "join":
                 self.cluster.scale(len(self.cluster.workers) + 1)
                 self.client.wait_for_workers(len(self.client.nthreads()) + 1, timeout=60)
             elif move == "kill":
-                os.kill(self.moves.choice(pids), signal.SIGKILL)
+                os.kill(self.dice.choice(pids), signal.SIGKILL)
             else:
-                self.frozen.append(self.moves.choice(pids))
+                self.frozen.append(self.dice.choice(pids))
                 os.kill(self.frozen[-1], signal.SIGSTOP)
-            print(move, end=" ")
 
     def answering(self):
         probes = {a: self.client.submit(os.getpid, workers=[a], pure=False) for a in self.client.nthreads()}
-        until = time.monotonic() + 3
+        until = time.monotonic() + 1.5
         while time.monotonic() < until and not all(probe.done() for probe in probes.values()):
             time.sleep(0.01)
         return [address for address, probe in probes.items() if probe.done()]
@@ -240,16 +239,17 @@ def test_ten_rounds_of_chaos_end_at_the_same_optimum(cluster, tmp_path):
     stored = pdvi.Problem.from_store(tmp_path / "store")
     settings = {"batch_size": 2, "max_epochs": 60, "tol": 0}
     expected = pdvi.fit(problem, pdvi.P2DVI(), **settings).objective
-    chaos = Chaos(*cluster, rounds=10, seed=5)
+    chaos = Chaos(*cluster, seed=5)
     executor = pdvi.Dask(cluster[1], timeout=TIMEOUT)
     try:
         result = pdvi.fit(stored, pdvi.P2DVI(), executor=executor, callbacks=[chaos], **settings)
     finally:
         chaos.thaw()
-    assert chaos.left == 0
+    assert not chaos.moves
     assert result.n_steps == 60 * 3
     assert result.objective == pytest.approx(expected, rel=1e-6)
     events = " ".join(result.trace["event"])
-    assert "rebuilt from the store" in events
+    assert events.count("is gone") >= 2  # a nanny may replace a killed worker that had no shards yet
+    assert events.count("did not answer within") >= 1
     assert "joined" in events
     assert np.isfinite(jax.tree.leaves(result.local_params)[0]).all()

@@ -244,8 +244,12 @@ class Dask(Server):
         flying: Flying = {}
         for address, (method, *arguments) in calls.items():
             actor = self._actor(address)
-            if actor is not None:
+            if actor is None:
+                continue
+            try:
                 flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
+            except RuntimeError:  # known to be lost before it was asked
+                self._lose(address, "is gone")
             if method == "visit":
                 self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return flying
