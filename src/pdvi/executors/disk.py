@@ -19,6 +19,7 @@ PyTree = Any
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
+RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
 LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
 
 
@@ -66,7 +67,7 @@ class Disk(Server):
         store = self.problem.store
         assert store is not None
         one = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(template))
-        used = resident() + SHARDS_AT_ONCE * store.shard_bytes + LOCALS_AT_ONCE * one
+        used = resident() + RUNTIME + SHARDS_AT_ONCE * store.shard_bytes + LOCALS_AT_ONCE * one
         if used > self.memory_limit:
             msg = (
                 f"`memory_limit` must be at least {used / 1e9:.2f} GB for this store ({resident() / 1e9:.2f} GB are in "

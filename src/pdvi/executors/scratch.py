@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ class Scratch:
     def __init__(self, template: PyTree, n_shards: int, folder: str | os.PathLike | None = None):
         leaves, self._structure = jax.tree.flatten(template)
         self._shapes = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
-        self._files = [tempfile.TemporaryFile(dir=None if folder is None else str(folder)) for _ in leaves]  # noqa: SIM115 (closed with this object)
+        self._files = [tempfile.TemporaryFile(dir=None if folder is None else str(folder)) for _ in leaves]  # noqa: SIM115
+        weakref.finalize(self, _close, self._files)
         self._n_shards, self._folder = n_shards, folder or tempfile.gettempdir()
         for file, (shape, dtype) in zip(self._files, self._shapes):
             file.truncate(n_shards * _size(shape, dtype))
@@ -55,6 +57,11 @@ class Scratch:
             for file, (shape, dtype) in zip(self._files, self._shapes)
         ]
         return jax.tree.unflatten(self._structure, leaves)
+
+
+def _close(files: list[Any]) -> None:
+    for file in files:
+        file.close()
 
 
 def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
