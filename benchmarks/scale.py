@@ -68,7 +68,8 @@ def run(path: Path, options: argparse.Namespace) -> None:
     began = time.perf_counter()
     problem = pdvi.Problem.from_store(path)
     executor: Any = None
-    rows = problem.store.rows  # type: ignore[union-attr]
+    store: Any = problem.store
+    rows: Any = store.rows
     if options.executor == "memory":
         problem = problem.load()
     elif options.executor == "disk":
@@ -100,7 +101,7 @@ def run(path: Path, options: argparse.Namespace) -> None:
     }
     if options.executor == "dask":
         traffic = executor.traffic
-        halo = np.unique(problem.store.halo).size / len(rows)  # type: ignore[union-attr]
+        halo = np.unique(store.halo).size / len(rows)
         table["bytes per visit, sent"] = f"{traffic.sent / traffic.visits:,.0f}"
         table["bytes per visit, received"] = f"{traffic.received / traffic.visits:,.0f}"
         table["lam0, bytes"] = f"{4 * problem.n_global:,}"

@@ -168,16 +168,17 @@ def _rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
 
 def _graph_at_hand(graph: Any, folder: Path) -> sp.csr_array:
     """The same for the rows of a sparse matrix."""
+    rows: Any = graph
     if sp.issparse(graph):
-        return sp.csr_array(graph)
+        return sp.csr_array(rows)
     if not hasattr(graph, "shape"):  # the group of a sparse matrix in a file
         from anndata.io import sparse_dataset
 
-        graph = sparse_dataset(graph)
-    n, degrees = int(graph.shape[0]), []
+        rows = sparse_dataset(graph)
+    n, degrees = int(rows.shape[0]), []
     with open(folder / "indices.tmp", "wb") as indices, open(folder / "weights.tmp", "wb") as weights:
         for begin in range(0, n, BLOCK):
-            lazy: Any = graph[begin : min(n, begin + BLOCK)]
+            lazy = rows[begin : min(n, begin + BLOCK)]
             block = sp.csr_array(lazy.compute() if hasattr(lazy, "compute") else lazy)
             block.indices.astype(np.int64).tofile(indices)
             block.data.astype(np.float32).tofile(weights)
@@ -185,4 +186,4 @@ def _graph_at_hand(graph: Any, folder: Path) -> sp.csr_array:
     indptr = np.concatenate([[0], *degrees]).cumsum()
     columns = np.memmap(folder / "indices.tmp", np.int64, "r")
     values = np.memmap(folder / "weights.tmp", np.float32, "r")
-    return sp.csr_array((values, columns, indptr), shape=graph.shape)
+    return sp.csr_array((values, columns, indptr), shape=(n, n))
