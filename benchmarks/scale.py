@@ -25,7 +25,7 @@ import scipy.sparse as sp
 import pdvi
 from pdvi.partition import Layout
 
-DOMAINS, FEATURES, BETA = 23, 50, 0.3
+DOMAINS, FEATURES, BETA, NOISE = 23, 50, 0.3, np.float32(1.8)
 STEPS = [(0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (2, 0), (1, 2), (2, 1)]  # and their opposites: 16 neighbours
 
 
@@ -47,19 +47,39 @@ def grid_graph(n_spots: int) -> sp.csr_array:
     return sp.csr_array((np.ones(len(columns), np.float32), columns, indptr), shape=(n_spots, n_spots))
 
 
+def tissue(n_spots: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, coordinates and domains as in `datasets.tissue_features`, whose fields take long at this size.
+
+    Domains are drawn on a coarser grid and enlarged; features are filled in block by block.
+    """
+    side = int(np.ceil(np.sqrt(n_spots)))
+    coarse = min(side, 600)
+    small = pdvi.datasets.tissue_features(coarse**2, n_features=1, n_domains=DOMAINS, seed=seed).labels
+    nearest = np.arange(side) * coarse // side
+    labels = small.reshape(coarse, coarse)[nearest[:, None], nearest].ravel()[:n_spots]
+    rng = np.random.default_rng(seed)
+    centres = (rng.standard_normal((DOMAINS, FEATURES)) * np.linspace(1.2, 0.2, FEATURES)).astype(np.float32)
+    X = np.empty((n_spots, FEATURES), np.float32)
+    for begin in range(0, n_spots, 500_000):
+        block = labels[begin : begin + 500_000]
+        X[begin : begin + 500_000] = centres[block] + NOISE * rng.standard_normal((len(block), FEATURES), np.float32)
+    coordinates = np.stack(np.divmod(np.arange(n_spots), side), 1).astype(np.float32)
+    return X, coordinates, labels
+
+
 def write(path: Path, n_spots: int, shard_size: int, part: int | None) -> None:
     """Simulate a tissue, and write it (or its first ``part`` spots) to a store."""
     from anndata import AnnData
 
-    tissue = pdvi.datasets.tissue_features(n_spots, n_features=FEATURES, n_domains=DOMAINS)
+    X, coordinates, labels = tissue(n_spots)
     graph = grid_graph(n_spots)
     kept = n_spots if part is None else part
-    slide = AnnData(obs={"truth": tissue.labels[:kept]})
-    slide.obsm["X_pca"], slide.obsm["spatial"] = tissue.X[:kept], tissue.coordinates[:kept]
+    slide = AnnData(obs={"truth": labels[:kept]})
+    slide.obsm["X_pca"], slide.obsm["spatial"] = X[:kept], coordinates[:kept]
     slide.obsp["potts_weights"] = graph if part is None else graph[:kept, :kept]
     began = time.perf_counter()
     pdvi.write_store(path, slide, n_domains=DOMAINS, beta=BETA, shard_size=shard_size)
-    np.save(path / "truth.npy", tissue.labels[:kept])
+    np.save(path / "truth.npy", labels[:kept])
     print(f"store of {kept:,} spots written in {time.perf_counter() - began:.0f} s, peak {peak():.1f} GB", flush=True)
 
 
