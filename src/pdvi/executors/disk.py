@@ -19,6 +19,7 @@ PyTree = Any
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
+FILLED = 0.8  # of what is free: the allocator leaves gaps between arrays that come and go
 RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
 LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
 
@@ -75,7 +76,7 @@ class Disk(Server):
                 "give more, or write the store with smaller shards."
             )
             raise ValueError(msg)
-        return self.memory_limit - used
+        return FILLED * (self.memory_limit - used)
 
     def _announce(self, batches: np.ndarray) -> Any:
         self._host.data.expect(batches.ravel().tolist())
