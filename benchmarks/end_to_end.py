@@ -71,7 +71,11 @@ def from_components(adata: ad.AnnData) -> None:
     began = time.perf_counter()
     pdvi.pp.neighborhood(adata, n_components=15)
     labels = GaussianMixture(DOMAINS, covariance_type="tied", random_state=0).fit_predict(adata.obsm["X_neighborhood"])
-    row("30 neighbours' mean + scikit-learn's tied mixture", time.perf_counter() - began, pdvi.metrics.ari(truth, labels))
+    row(
+        "30 neighbours' mean + scikit-learn's tied mixture",
+        time.perf_counter() - began,
+        pdvi.metrics.ari(truth, labels),
+    )
 
 
 def from_counts(n_spots: int) -> None:

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,17 @@ def test_the_readme_mixtures_run(capsys):
     code = re.search(r"scikit-learn estimators:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(compile(code.group(1), "README.md", "exec"), {})
     assert float(capsys.readouterr().out.splitlines()[-1]) > 0.8
+
+
+@pytest.mark.filterwarnings("ignore")  # of dask, on leaving
+def test_the_readme_executors_agree(tmp_path):
+    """As a script of its own, as a user would run it: workers import the main module."""
+    code = re.search(r"the numbers are the same:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    indented = "".join(f"    {line}\n" for line in code.group(1).splitlines())
+    (tmp_path / "script.py").write_text(f'if __name__ == "__main__":\n{indented}')
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    on_disk, on_workers = map(float, done.stdout.split())
+    assert on_disk == on_workers
 
 
 def test_the_model_skeleton_finds_the_truth():

@@ -9,14 +9,14 @@ import pdvi
 
 ROOT = Path(pdvi.__file__).parent
 LAYERS = [
-    {"shards", "partition", "graphs"},
+    {"shards", "partition", "graphs", "store"},
     {"problem"},
     {"algorithm", "oracles", "stepsize", "sampling", "theory", "result"},
     {"models", "solvers"},
     {"executors"},
     {"fit"},
     {"mixtures", "restarts", "reestimation", "tuning"},
-    {"anndata_checks", "datasets", "tissue", "estimators", "pp", "gr", "tl", "pl", "metrics", "report"},
+    {"anndata_checks", "datasets", "tissue", "estimators", "pp", "gr", "tl", "pl", "metrics", "report", "sharding"},
     {"pdvi"},  # the package's own __init__: the public names
     {"console", "files", "demo", "reproduce"},
     {"cli", "__main__"},

@@ -2,10 +2,12 @@
 
 from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
 from pdvi.estimators import GaussianMixture, PottsMixture
-from pdvi.fit import Checkpoint, Progress, SafeguardWarning, fit
+from pdvi.executors import Dask, Disk, Memory
+from pdvi.fit import Checkpoint, CheckpointWarning, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 from pdvi.problem import Augmentation, Model, Problem
 from pdvi.result import Point, Result, Status, load_result
+from pdvi.sharding import write_store
 from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
 from pdvi.tuning import TuningResult, tune
 
@@ -23,11 +25,15 @@ __all__ = [
     "Adam",
     "Augmentation",
     "Checkpoint",
+    "CheckpointWarning",
     "ControlVariates",
     "CoordinateDescent",
+    "Dask",
+    "Disk",
     "GaussianMixture",
     "JointStep",
     "MemoizedVB",
+    "Memory",
     "Model",
     "Newton",
     "Point",
@@ -54,4 +60,5 @@ __all__ = [
     "theory",
     "tl",
     "tune",
+    "write_store",
 ]

@@ -27,50 +27,63 @@ class PrimalDualState(NamedTuple):
     """Everything Algorithm 1 carries from one step to the next."""
 
     lam: Array  # gamma, the mean of the copies of the last batch: the iterate the theorems speak of
-    local: PyTree  # phi_b, all shards
+    local: PyTree  # phi_b, all shards; None where shards keep what is theirs, as for lam_b and mu_b
     lam0: Array  # the server's global parameters
     h: Array  # the server's correction, always mean_b(mu_b) / D
-    copies: Array  # lam_b, all shards
-    duals: Array  # mu_b, all shards
+    copies: Array | None  # lam_b, all shards
+    duals: Array | None  # mu_b, all shards
     penalty: Array  # D, a positive diagonal
 
 
 def initial_state(lam: Array, local: PyTree, penalty: Array, n_shards: int) -> PrimalDualState:
-    """lam_b = lam0, mu_b = 0, h = 0."""
-    copies = jnp.broadcast_to(lam, (n_shards, lam.size))
+    """lam_b = lam0, mu_b = 0, h = 0. Without ``local``, what belongs to a shard is kept where the shard is."""
+    copies = None if local is None else jnp.broadcast_to(lam, (n_shards, lam.size))
     return PrimalDualState(
         lam,
         local,
         lam,
         jnp.zeros_like(lam),
         copies,
-        jnp.zeros_like(copies),
+        None if copies is None else jnp.zeros_like(copies),
         jnp.broadcast_to(penalty, lam.shape),
     )
 
 
 def algorithm_1(problem: Problem, oracle: Oracle, state: Any, batch: Array) -> Any:
     """One step: the shards in ``batch`` are visited in parallel, the others are left as they are."""
-    lam0, D = state.lam0, state.penalty
 
     def visit(phi: PyTree, shard: PyTree, mu: Array) -> tuple[PyTree, Array, Array]:
-        phi, lam = oracle(problem, phi, shard, lam0, mu, D)  # local primal
-        return phi, lam, mu + D * (lam - lam0)  # dual ascent
+        return visit_shard(problem, oracle, phi, shard, state.lam0, mu, state.penalty)
 
     phi, lam, mu = problem.map_shards(visit, state.local, batch, take(state.duals, batch))
-    h = state.h + (lam - lam0).sum(0) / state.duals.shape[0]
-    gamma = lam.mean(0)
+    state = server_update(state, (lam - state.lam0).sum(0), lam.mean(0), state.duals.shape[0])
     return state._replace(
-        lam=gamma,
         local=put(state.local, batch, phi),
-        lam0=gamma + h,  # global primal
-        h=h,
         copies=put(state.copies, batch, lam),
         duals=put(state.duals, batch, mu),
     )
 
 
-def with_penalty(state: Any, penalty: Array) -> Any:
-    """The same point and duals under another D: h is rebuilt from the duals, lam0 from gamma and h."""
-    h = state.duals.mean(0) / penalty
+def visit_shard(
+    problem: Problem, oracle: Oracle, phi: PyTree, shard: PyTree, lam0: Array, mu: Array, D: Array
+) -> tuple[PyTree, Array, Array]:
+    """What happens where the shard is, be it memory, a disk or a cluster's worker."""
+    phi, lam = oracle(problem, phi, shard, lam0, mu, D)  # local primal
+    return phi, lam, mu + D * (lam - lam0)  # dual ascent
+
+
+def server_update(state: Any, gap: Array, gamma: Array, n_shards: int) -> Any:
+    """What happens at the server: ``gap`` is the sum of lam_b - lam0 over the batch, ``gamma`` the mean of lam_b."""
+    h = state.h + gap / n_shards
+    return state._replace(lam=gamma, lam0=gamma + h, h=h)  # global primal
+
+
+def with_penalty(state: Any, penalty: Array, mean_dual: Array | None = None) -> Any:
+    """The same point and duals under another D: h is rebuilt from the duals, lam0 from gamma and h.
+
+    Where the duals are kept with the shards, their mean is given, or told by h itself: it is h D.
+    """
+    if mean_dual is None:
+        mean_dual = state.h * state.penalty if state.duals is None else state.duals.mean(0)
+    h = mean_dual / penalty
     return state._replace(penalty=penalty, h=h, lam0=state.lam + h)

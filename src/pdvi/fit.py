@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -17,7 +18,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from pdvi.executors import Memory
+from pdvi.executors import Disk, Memory
+from pdvi.executors.memory import like
 from pdvi.problem import Problem
 from pdvi.result import Point, Result, Status, check_path, load_result
 from pdvi.sampling import Reshuffled, Sampling, batches, steps_per_epoch
@@ -30,6 +32,10 @@ EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of t
 
 class SafeguardWarning(UserWarning):
     """The run was set back to its last good state and goes on with smaller steps."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the one before is still there."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Progress:
     record: Mapping[str, Any]  # the newest row of the trace
     problem: Problem
     state: Any
+    executor: Any
 
     @property
     def global_params(self) -> dict[str, np.ndarray]:
@@ -56,7 +63,7 @@ class Progress:
     @property
     def local_params(self) -> PyTree:
         """The local variables now, stacked over shards."""
-        return jax.tree.map(np.asarray, self.state.local)
+        return self.executor.local_params(self.state)
 
 
 def fit(
@@ -105,6 +112,8 @@ def fit(
         called with a `Progress` at every log point; the run stops when one returns True.
     checkpoint
         a path, or a `Checkpoint`. The file can be given as ``start``.
+    executor
+        where shards are and steps run: `Memory` (default), `Disk` (default for a problem from a store), or `Dask`.
     log_every
         epochs between log points; steps in between run as one compiled scan.
     progress
@@ -137,6 +146,7 @@ def fit(
             run.rewind()
             status = Status.INTERRUPTED
     result = run.result(status)
+    run.executor.close()
     keep.now(result)
     return result
 
@@ -157,11 +167,14 @@ class _Run:
     ):
         if isinstance(start, str | os.PathLike):
             start = load_result(start)
+        executor = executor or (Memory() if problem.store is None else Disk())
+        solver = _for_executor(solver, executor)
         earlier = start if isinstance(start, Result) and start.solver == _describe(solver) else None
         self.problem, self.solver = problem, solver
         self.batch_size = _batch_size(problem, solver, batch_size, earlier)
         self.seed = _seed(seed, earlier)
-        self.sampling, self.executor = sampling or Reshuffled(), executor or Memory()
+        self.sampling = sampling or Reshuffled()
+        self.executor = executor
         self.steps_per_epoch = steps_per_epoch(problem.n_shards, self.batch_size)
         self.stride = max(1, round(_positive("log_every", log_every) * self.steps_per_epoch))
         self.state, self.good = self._initial_states(start, earlier)
@@ -178,21 +191,23 @@ class _Run:
 
     def _initial_states(self, start: Any, earlier: Result | None) -> tuple[Any, Any]:
         """The state to go on from, and the last good one."""
-        lam, local = self.problem.init(jax.random.key(self.seed))
-        known = isinstance(start, Result | Point)
-        if known:
-            local = _like(local, jax.tree.leaves(start.local_params), "the local variables of `start`")
-            start = start.global_params
+        lam = local = None
+        if isinstance(start, Result | Point):
+            local, start = start.local_params, start.global_params
         if start is not None:
             lam = _lam_from(self.problem, start)
-        state = self.solver.init(self.problem, lam, local, self.batch_size)
+        key = jax.random.key(self.seed)
+        state = self.executor.init(self.problem, self.solver, key, lam, local, self.batch_size)
+        known = local is not None
         if earlier is None:
             state = self.executor.warm(self.problem, self.solver, state) if known else state
             return state, state
-        leaves = [lam, *jax.tree.leaves(local), *earlier.rest]
+        leaves = [state.lam, *jax.tree.leaves(state.local), *earlier.rest]
         size = len(jax.tree.leaves(state))
-        now = _like(state, leaves[:size], "the solver's state in `start`")
-        return now, _like(state, leaves[size:], "the last good state in `start`") if leaves[size:] else now
+        now = like(state, leaves[:size], "the solver's state in `start`")
+        good = like(state, leaves[size:], "the last good state in `start`") if leaves[size:] else now
+        current = self.executor.resume(self.problem, self.solver, now, known=known)
+        return current, current if good is now else good
 
     def advance(self, last: int) -> None:
         """Run the steps up to the next log point."""
@@ -210,6 +225,7 @@ class _Run:
         if not event and exploring and exploring(self.problem, self.state, self.batch_size):
             event = EXPLORING
         epoch = self.step / self.steps_per_epoch
+        event = "; ".join([event, *self.executor.events()] if event else self.executor.events())
         self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
         self.logged = self.state, self.step, self.seconds
         if self.step == 0 and not np.isfinite(measured["objective"]):
@@ -218,7 +234,10 @@ class _Run:
 
     def rewind(self) -> None:
         """Back to the last log point: the trace and the state must tell the same."""
-        self.state, self.step, self.seconds = self.logged
+        state, self.step, self.seconds = self.logged
+        self.state = self.executor.resume(self.problem, self.solver, state)
+        if self.state is not state:
+            self.log("interrupted: the last logged state, its local variables rebuilt from the data")
 
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
@@ -239,7 +258,7 @@ class _Run:
         if recover is not None and not self.failed:
             self.good = recover(self.good, Safeguard.factor)
             action += f", penalty x{Safeguard.factor:g}"
-        self.state = self.good
+        self.state = self.good = self.executor.resume(self.problem, self.solver, self.good)
         self.log(f"{trouble}: {action}")
         self.safeguard = Safeguard()
         self.safeguard.judge(epoch, self.rows[-1]["objective"])
@@ -248,10 +267,12 @@ class _Run:
 
     def result(self, status: Status) -> Result:
         """What the run has reached; with the last good state while it is another."""
+        unfinished = status is Status.RUNNING
+        local = self.executor.checkpoint_local if unfinished else self.executor.local_params
         rest = jax.tree.leaves(self.state[2:]) + ([] if self.good is self.state else jax.tree.leaves(self.good))
         return Result(
             global_params=jax.tree.map(np.asarray, self.problem.unravel(self.state.lam)),
-            local_params=jax.tree.map(np.asarray, self.state.local),
+            local_params=local(self.state),
             trace=pd.DataFrame(self.rows),
             status=status,
             n_steps=self.step,
@@ -277,10 +298,17 @@ class _Keeper:
             self.now(run.result(Status.RUNNING))
 
     def now(self, result: Result) -> None:
-        """Keep this result."""
-        if self.to:
+        """Keep this result. A full disk is no reason to lose the run: it goes on, and the last checkpoint stays."""
+        if not self.to:
+            return
+        try:
             result.save(self.to.path)
-            self.saved = time.monotonic()
+        except OSError as error:
+            kept = "the one before is kept" if os.path.exists(self.to.path) else "there is none yet"
+            why = error.strerror or error
+            msg = f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. Make room."
+            warnings.warn(msg, CheckpointWarning, stacklevel=4)
+        self.saved = time.monotonic()
 
 
 def _verdict(
@@ -294,7 +322,7 @@ def _verdict(
     """Whether to stop at this log point, and why."""
     if run.failed:
         return Status.DIVERGED
-    progress = Progress(run.rows[-1], run.problem, run.state)
+    progress = Progress(run.rows[-1], run.problem, run.state, run.executor)
     answers = [callback(progress) for callback in callbacks]
     if any(answer is True for answer in answers):
         return Status.STOPPED
@@ -402,15 +430,17 @@ def _lam_from(problem: Problem, start: Any) -> jax.Array:
     return problem.ravel({name: jnp.asarray(value, jnp.result_type(float)) for name, value in start.items()})
 
 
-def _like(tree: PyTree, leaves: list[Any], what: str) -> PyTree:
-    """``leaves`` in the structure of ``tree``, if their number, shapes and types fit."""
-    template, structure = jax.tree.flatten(tree)
-    wanted = [(leaf.shape, leaf.dtype) for leaf in template]
-    found = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
-    if wanted != found:
-        msg = f"{what} must fit the problem: expected arrays {wanted}, got {found}."
+def _for_executor(solver: Any, executor: Any) -> Any:
+    """Where shards are elsewhere there is no exploring: said if it was asked for, else left out."""
+    if executor.explores or not hasattr(solver, "exploration"):
+        return solver
+    if solver.exploration:
+        msg = (
+            f"`exploration` must be 0 or left out for the executor {type(executor).__name__}, got "
+            f"{solver.exploration!r}; explore a part of the data in memory and give its globals as `start`."
+        )
         raise ValueError(msg)
-    return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+    return dataclasses.replace(solver, exploration=0)
 
 
 def _describe(solver: Any) -> str:

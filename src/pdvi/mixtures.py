@@ -74,9 +74,16 @@ def potts_mixture_problem(
     graph = sp.csr_array(graph) * beta
     if damping is None:
         damping = safe_damping(graph, temperature)
-    model = PottsMixtureModel(**_hyper(settings, len(X), log_scale, temperature=temperature, damping=damping))
+    model = potts_model(settings, len(X), temperature=temperature, damping=damping, log_scale=log_scale)
     table, weight, ghosts = neighbour_table(graph, where, halo=halo)
     return Problem(model, {**_shards(X, where), "table": table, "weight": weight}, halo=ghosts)
+
+
+def potts_model(
+    settings: EmpiricalBayes, n_rows: int, *, temperature: float = 1.0, damping: float = 0.0, log_scale: float = 0.0
+) -> PottsMixtureModel:
+    """The model alone, for shards that are made elsewhere."""
+    return PottsMixtureModel(**_hyper(settings, n_rows, log_scale, temperature=temperature, damping=damping))
 
 
 def safe_damping(graph: sp.csr_array, temperature: float = 1.0) -> float:

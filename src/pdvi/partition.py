@@ -121,6 +121,25 @@ def neighbour_table(graph: sp.csr_array, where: Layout, *, halo: bool = True) ->
     return NeighbourTable(table, weights, ghosts)
 
 
+def shard_table(
+    graph: sp.csr_array, b: int, slots: np.ndarray, n_slots: int, degree: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One shard's part of `neighbour_table`, from the graph's rows in the order of the shard's slots.
+
+    Table and weight are (degree, slots), the halo rows are as many as the shard has.
+    """
+    row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
+    column = np.arange(len(row)) - graph.indptr[:-1][row]
+    target = slots[graph.indices]
+    entry = target % n_slots
+    crossing = target // n_slots != b
+    halo, rank = np.unique(target[crossing], return_inverse=True)
+    entry[crossing] = n_slots + rank
+    table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), np.float32)
+    table[column, row], weight[column, row] = entry, graph.data
+    return table, weight, halo.astype(np.int32)
+
+
 def _sizes(n_rows: int, n_patches: int) -> np.ndarray:
     if not 1 <= n_patches <= n_rows:
         msg = f"`n_patches` must be between 1 and the number of rows ({n_rows}), got {n_patches!r}."

@@ -8,7 +8,9 @@ models and users see them as a dict of arrays, one entry per block.
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.shards import stack, take
+from pdvi.store import Store, rebuild_fields
 
 Array = jax.Array
 PyTree = Any
@@ -89,30 +92,62 @@ class Problem(eqx.Module):
     Shards that touch each other (patches of a tissue) name the rows of other shards' local variables that
     they read: ``halo``, integers of shape (shards, halo rows), counts rows through all shards. A model
     then finds the latest values of these rows appended to its own; they are constants to it.
+
+    Shards too large for memory stay in a store (`from_store`); ``shards`` and ``halo`` are then None.
     """
 
     model: Any
     shards: PyTree
     halo: Array | None
     blocks: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+    store: Store | None = eqx.field(static=True)
 
     def __init__(self, model: Model, shards: PyTree, *, halo: Any = None):
         for name in ("init_global", "init_local", "loss"):
             if not callable(getattr(model, name, None)):
                 msg = f"`model` must have a method {name!r}; {type(model).__name__} has none."
                 raise ValueError(msg)
-        stacked, rows = stack(shards)
+        self.store = shards if isinstance(shards, Store) else None
+        stacked, rows = (None, None) if self.store else stack(shards)
         self.model = _arrays_on_device(model)
         self.shards = stacked
         self.halo = None if halo is None else jnp.asarray(halo, jnp.int32)
         self.blocks = _blocks_of(model)
-        _check_loss(self)
+        if self.store is None:
+            _check_loss(self)
         if rows is not None:
             _check_mask_is_used(self, rows)
+
+    @staticmethod
+    def from_store(path: str | os.PathLike, model: Any = None, *, verify: bool = True) -> Problem:
+        """The problem that `pdvi.write_store` wrote; its shards stay on disk.
+
+        Parameters
+        ----------
+        model
+            to be given where the store holds none, that is, where the model is none of this library's.
+        verify
+            compare the checksum of every shard now: one read of all data.
+        """
+        store = Store(path, verify=verify)
+        if model is None:
+            if store.model is None:
+                msg = f"`model` must be given: the store {str(store.path)!r} holds none, since it is not one of pdvi's."
+                raise ValueError(msg)
+            # by name, since models are built on problems and not the other way round
+            kind = getattr(importlib.import_module("pdvi.models"), store.model["class"])
+            model = kind(**rebuild_fields(store.model))
+        return Problem(model, store)
+
+    def load(self) -> Problem:
+        """The same problem with its shards in memory."""
+        return self if self.store is None else Problem(self.model, self.store.load(), halo=self.store.halo)
 
     @property
     def n_shards(self) -> int:
         """B, the number of shards."""
+        if self.store is not None:
+            return self.store.n_shards
         return jax.tree.leaves(self.shards)[0].shape[0]
 
     @property
@@ -146,12 +181,18 @@ class Problem(eqx.Module):
     @eqx.filter_jit
     def init(self, key: Array) -> tuple[Array, PyTree]:
         """The model's own start: ``lam``, and the locals of all shards. Keys are spawned per shard."""
-        key_global, key_local = jax.random.split(key)
-        lam = self.ravel(jax.tree.map(_float, dict(self.model.init_global(key_global))))
-        keys = jax.vmap(lambda b: jax.random.fold_in(key_local, b))(jnp.arange(self.n_shards))
-        local = jax.vmap(self.model.init_local)(keys, self.shards)
+        local = jax.vmap(lambda b, shard: self.init_shard(key, b, shard))(jnp.arange(self.n_shards), self.shards)
+        return self.init_global(key), local
+
+    def init_global(self, key: Array) -> Array:
+        """The model's own start of ``lam``."""
+        return self.ravel(jax.tree.map(_float, dict(self.model.init_global(jax.random.split(key)[0]))))
+
+    def init_shard(self, key: Array, b: Array, shard: PyTree) -> PyTree:
+        """The model's own start of the locals of shard ``b``."""
+        local = self.model.init_local(jax.random.fold_in(jax.random.split(key)[1], b), shard)
         # a weakly typed start would compile everything twice
-        return lam, jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), local)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), local)
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
         """The loss of every shard (to be added in double precision) and grad_lam F."""
@@ -169,11 +210,10 @@ class Problem(eqx.Module):
             return own
         rows = self.halo[b]
 
-        def extend(mine: Array, everyone: Array) -> Array:
-            flat = everyone.reshape(-1, *everyone.shape[2:])
-            return jnp.concatenate([mine, jnp.take(flat, rows, axis=0, mode="clip")])
+        def halo_rows(everyone: Array) -> Array:
+            return jnp.take(everyone.reshape(-1, *everyone.shape[2:]), rows, axis=0, mode="clip")
 
-        return jax.tree.map(extend, own, local)
+        return with_halo(own, jax.tree.map(halo_rows, local))
 
     def map_shards(self, function: Any, local: PyTree, batch: Array | None = None, *more: PyTree) -> PyTree:
         """``function(local, shard, *more)`` for each shard in ``batch`` (default: all), results stacked.
@@ -194,6 +234,11 @@ class Problem(eqx.Module):
         if chunk >= len(batch):
             return jax.vmap(lambda *arguments: visit(arguments))(batch, *more)
         return jax.lax.map(visit, (batch, *more), batch_size=chunk if chunk > 1 else None)
+
+
+def with_halo(own: PyTree, halo: PyTree) -> PyTree:
+    """A shard's local variables as its model sees them: its own rows, then the halo's (None: there is none)."""
+    return own if halo is None else jax.tree.map(lambda mine, theirs: jnp.concatenate([mine, theirs]), own, halo)
 
 
 def _chunk(length: int, most: int) -> int:

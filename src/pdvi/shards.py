@@ -36,7 +36,7 @@ def stack(shards: PyTree) -> tuple[PyTree, np.ndarray | None]:
         raise ValueError(msg)
     for path, leaf in leaves:
         _check_leaf(_name(path), np.asarray(leaf))
-    return jax.tree.map(_to_device, shards), rows
+    return jax.tree.map(to_device, shards), rows
 
 
 def take(shards: PyTree, index: Any) -> PyTree:
@@ -129,7 +129,7 @@ def _check_leaf(name: str, leaf: np.ndarray) -> None:
         raise ValueError(msg)
 
 
-def _to_device(leaf: Any) -> jax.Array:
+def to_device(leaf: Any) -> jax.Array:
     """Floats in JAX's working precision; integers and booleans as they are (tables of indices)."""
     leaf = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
     return jnp.asarray(leaf, jnp.result_type(float) if leaf.dtype.kind == "f" else None)

@@ -28,7 +28,11 @@ FLOOR = 1e-4  # of the block's mean: keeps D positive where the loss is flat
 
 def automatic_penalty(problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float = 0.1) -> Array:
     """D per coordinate from the curvature at the start; ``scale`` is c / (B / |S|)."""
-    curvature = _curvature(problem, lam, local)
+    return penalty_from_curvature(problem, _curvature(problem, lam, local), batch_size, scale)
+
+
+def penalty_from_curvature(problem: Problem, curvature: Array, batch_size: int, scale: float = 0.1) -> Array:
+    """The same from a curvature that is known: the mean over `curvature_shards` of `shard_curvature`."""
     if not bool(jnp.isfinite(curvature).all()):
         bad = [name for name, part in problem.block_slices.items() if not jnp.isfinite(curvature[part]).all()]
         msg = (
@@ -67,25 +71,28 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
     return problem.ravel(parts).astype(jnp.result_type(float))
 
 
+def curvature_shards(problem: Problem) -> np.ndarray:
+    """The shards whose curvature is looked at: all where the model offers it, else some, evenly spread."""
+    if hasattr(problem.model, "curvature"):
+        return np.arange(problem.n_shards)
+    return np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
+
+
+def shard_curvature(problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Array:
+    """|diag grad^2_lam f_b| of one shard."""
+    if hasattr(problem.model, "curvature"):
+        return jnp.abs(problem.ravel(problem.model.curvature(local, problem.unravel(lam), shard)))
+    gradient = jax.grad(lambda x: problem.loss(local, x, shard))
+    if lam.size <= EXACT_DIMENSION:
+        return jnp.abs(jnp.diagonal(jax.jacfwd(gradient)(lam)))
+    probes = jax.random.rademacher(jax.random.key(0), (PROBES, lam.size), lam.dtype)
+    return jnp.abs(jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0))
+
+
 @eqx.filter_jit
 def _curvature(problem: Problem, lam: Array, local: PyTree) -> Array:
-    if hasattr(problem.model, "curvature"):
-
-        def offered(local: PyTree, shard: PyTree) -> Array:
-            return problem.ravel(problem.model.curvature(local, problem.unravel(lam), shard))
-
-        return jnp.abs(problem.map_shards(offered, local)).mean(0)
-
-    probes = jax.random.rademacher(jax.random.key(0), (PROBES, lam.size), lam.dtype)
-
-    def diagonal(local: PyTree, shard: PyTree) -> Array:
-        gradient = jax.grad(lambda x: problem.loss(local, x, shard))
-        if lam.size <= EXACT_DIMENSION:
-            return jnp.diagonal(jax.jacfwd(gradient)(lam))
-        return jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0)
-
-    sample = jnp.asarray(np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int)))
-    return jnp.abs(problem.map_shards(diagonal, local, sample)).mean(0)
+    looked_at = jnp.asarray(curvature_shards(problem))
+    return problem.map_shards(lambda phi, shard: shard_curvature(problem, lam, phi, shard), local, looked_at).mean(0)
 
 
 def _floored(problem: Problem, curvature: Array) -> Array:

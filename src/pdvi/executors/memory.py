@@ -12,41 +12,88 @@ import numpy as np
 from pdvi.problem import Problem
 
 Array = jax.Array
+PyTree = Any
 
 
 class Memory:
     """The default executor."""
+
+    explores = True  # makes the steps of a solver's every stage
+
+    def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
+        """The state before the first step, from ``lam`` and ``local`` where they are given."""
+        if problem.store is not None:
+            msg = (
+                "`problem` must be in memory for the executor Memory, got one from the store "
+                f"{str(problem.store.path)!r}; use problem.load(), or executor=pdvi.Disk()."
+            )
+            raise ValueError(msg)
+        own_lam, own_local = problem.init(key)
+        if local is not None:
+            own_local = like(own_local, jax.tree.leaves(local), "the local variables of `start`")
+        return solver.init(problem, own_lam if lam is None else lam, own_local, batch_size)
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
         left: Any = batches
         while len(left):
             state, stepper, steps = stage(problem, solver, state, batches.shape[1])
-            state = _run(problem, _traced(stepper), state, jnp.asarray(left[:steps]))
+            state = _run(problem, traced(stepper), state, jnp.asarray(left[:steps]))
             left = left[steps:] if steps else ()
         return jax.block_until_ready(state)
 
     def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
         """``state``, made aware that its local variables are known."""
-        return _warm(problem, _traced(solver), state)
+        return _warm(problem, traced(solver), state)
+
+    def resume(self, problem: Problem, solver: Any, state: Any, known: bool = True) -> Any:
+        """``state`` itself: it holds everything."""
+        return state
+
+    def local_params(self, state: Any) -> PyTree:
+        """The local variables of all shards."""
+        return jax.tree.map(np.asarray, state.local)
+
+    checkpoint_local = local_params
+
+    def events(self) -> list[str]:
+        """Nothing happens here that the trace should tell."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def evaluate(self, problem: Problem, solver: Any, state: Any) -> dict[str, float]:
         """Objective, gradient norms and the solver's own metrics. Shards are added in double precision."""
         losses, summed = _evaluate(problem, state.lam, state.local)
-        metrics = _metrics(_traced(solver), state) if hasattr(solver, "metrics") else {}
-        gradient = np.asarray(summed, float)
-        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
-            norms = {
-                f"grad_norm_{name}": float(np.linalg.norm(gradient[part]))
-                for name, part in problem.block_slices.items()
-            }
-            objective = float(np.asarray(losses, float).sum())
-        return {
-            "objective": objective,
-            "grad_norm": float(np.hypot.reduce(list(norms.values()))),
-            **norms,
-            **{name: float(value) for name, value in metrics.items()},
+        metrics = _metrics(traced(solver), state) if hasattr(solver, "metrics") else {}
+        return report(problem, np.asarray(losses, float), np.asarray(summed, float), metrics)
+
+
+def report(problem: Problem, losses: np.ndarray, gradient: np.ndarray, metrics: dict[str, Any]) -> dict[str, float]:
+    """What the trace tells of a log point, from every shard's loss and the summed gradient."""
+    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
+        norms = {
+            f"grad_norm_{name}": float(np.linalg.norm(gradient[part])) for name, part in problem.block_slices.items()
         }
+        objective = float(losses.sum())
+    return {
+        "objective": objective,
+        "grad_norm": float(np.hypot.reduce(list(norms.values()))),
+        **norms,
+        **{name: float(value) for name, value in metrics.items()},
+    }
+
+
+def like(tree: PyTree, leaves: list[Any], what: str) -> PyTree:
+    """``leaves`` in the structure of ``tree``, if their number, shapes and types fit."""
+    template, structure = jax.tree.flatten(tree)
+    wanted = [(leaf.shape, leaf.dtype) for leaf in template]
+    found = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
+    if wanted != found:
+        msg = f"{what} must fit the problem: expected arrays {wanted}, got {found}."
+        raise ValueError(msg)
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
 
 
 def stage(problem: Problem, solver: Any, state: Any, batch_size: int) -> tuple[Any, Any, int | None]:
@@ -79,6 +126,6 @@ def _warm(problem: Problem, solver: Any, state: Any) -> Any:
     return solver.warm(problem, state) if hasattr(solver, "warm") else state
 
 
-def _traced(solver: Any) -> Any:
+def traced(solver: Any) -> Any:
     """Real-valued settings as arrays: a grid over step sizes or tolerances then compiles once."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, solver)

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, with_penalty
+from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, visit_shard, with_penalty
 from pdvi.oracles import default_oracle
 from pdvi.problem import Problem
 from pdvi.sampling import steps_per_epoch
 from pdvi.solvers.conjugate import add, best_globals
 from pdvi.solvers.svi import SVI
-from pdvi.stepsize import automatic_penalty, penalty_from_eta
+from pdvi.stepsize import automatic_penalty, penalty_from_curvature, penalty_from_eta
 
 Array = jax.Array
 PyTree = Any
@@ -38,7 +38,22 @@ class _PrimalDual(eqx.Module):
 
     def step(self, problem: Problem, state: Any, batch: Array) -> Any:
         """One step of Algorithm 1."""
+        state = self.begin(problem, state, batch.shape[0])
         return algorithm_1(problem, self.oracle or default_oracle(problem.model), state, batch)
+
+    def begin(self, problem: Problem, state: Any, batch_size: int) -> Any:
+        """What precedes a step's visits."""
+        return state
+
+    def visit(
+        self, problem: Problem, local: PyTree, shard: PyTree, lam0: Array, mu: Array, penalty: Array
+    ) -> tuple[PyTree, Array, Array]:
+        """One shard's part of a step: phi_b, lam_b, mu_b. For executors that go from shard to shard themselves."""
+        return visit_shard(problem, self.oracle or default_oracle(problem.model), local, shard, lam0, mu, penalty)
+
+    def settle(self, state: Any) -> Any:
+        """The state of a run with nothing left to explore."""
+        return state
 
     def metrics(self, state: Any) -> dict[str, Array]:
         """The consensus gap, mean_b |lam_b - gamma|."""
@@ -54,7 +69,7 @@ class _PrimalDual(eqx.Module):
         def gradient(local: PyTree, shard: PyTree) -> Array:
             return jax.grad(problem.loss, argnums=1)(local, state.lam, shard)
 
-        return self.tidy(state._replace(duals=-problem.map_shards(gradient, state.local)))
+        return self.tidy(self.settle(state)._replace(duals=-problem.map_shards(gradient, state.local)))
 
     def recover(self, state: Any, factor: float) -> Any:
         """The same point and duals with ``factor`` times the penalty."""
@@ -79,10 +94,12 @@ class PDVI(_PrimalDual):
             msg = f"`eta` of PDVI must be one positive number, got {self.eta!r}; use P2DVI for one per block."
             raise ValueError(msg)
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> PrimalDualState:
+    def init(
+        self, problem: Problem, lam: Array, local: PyTree, batch_size: int, curvature: Array | None = None
+    ) -> PrimalDualState:
         """The state before the first step."""
         if self.eta is None:
-            penalty = automatic_penalty(problem, lam, local, batch_size).mean()
+            penalty = _automatic(problem, lam, local, batch_size, 0.1, curvature).mean()
         else:
             penalty = penalty_from_eta(problem, self.eta)
         return initial_state(lam, local, penalty, problem.n_shards)
@@ -95,8 +112,8 @@ class ContinuedState(NamedTuple):
     local: PyTree
     lam0: Array
     h: Array
-    copies: Array
-    duals: Array
+    copies: Array | None
+    duals: Array | None
     penalty: Array
     target: Array
     made: Array  # steps
@@ -139,10 +156,12 @@ class P2DVI(_PrimalDual):
             msg = f"`exploration` must be a whole number of epochs, 0 for none, got {self.exploration!r}."
             raise ValueError(msg)
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> ContinuedState:
+    def init(
+        self, problem: Problem, lam: Array, local: PyTree, batch_size: int, curvature: Array | None = None
+    ) -> ContinuedState:
         """The state before the first step."""
         if self.eta is None:
-            target = automatic_penalty(problem, lam, local, batch_size, self._scale(problem))
+            target = _automatic(problem, lam, local, batch_size, self._scale(problem), curvature)
         else:
             target = penalty_from_eta(problem, self.eta)
         explore = self._steps_exploring(problem, batch_size) > 0
@@ -166,9 +185,9 @@ class P2DVI(_PrimalDual):
         """Whether the last step was one of exploration."""
         return 0 < int(state.made) <= self._steps_exploring(problem, batch_size)
 
-    def step(self, problem: Problem, state: ContinuedState, batch: Array) -> ContinuedState:
-        """One step of Algorithm 1, at the start of a stage with a new D."""
-        per_epoch = -(-problem.n_shards // batch.shape[0])
+    def begin(self, problem: Problem, state: ContinuedState, batch_size: int) -> ContinuedState:
+        """At the start of a stage, a new D."""
+        per_epoch = -(-problem.n_shards // batch_size)
         stages = self._stages(problem)
         begin = 0
         for (_, epochs), following in zip(stages, [*(factor for factor, _ in stages[1:]), 1.0]):
@@ -176,13 +195,11 @@ class P2DVI(_PrimalDual):
             state = jax.lax.cond(
                 state.made == begin, lambda s, f=following: with_penalty(s, f * s.target), lambda s: s, state
             )
-        state = state._replace(made=state.made + 1)
-        return super().step(problem, state, batch)
+        return state._replace(made=state.made + 1)
 
-    def warm(self, problem: Problem, state: ContinuedState) -> ContinuedState:
-        """The duals of a start whose locals are known, and the final penalty: nothing is left to explore."""
-        settled = with_penalty(state, state.target)._replace(made=jnp.full_like(state.made, ENDED))
-        return super().warm(problem, settled)
+    def settle(self, state: ContinuedState) -> ContinuedState:
+        """The final penalty: nothing is left to explore."""
+        return with_penalty(state, state.target)._replace(made=jnp.full_like(state.made, ENDED))
 
     def recover(self, state: ContinuedState, factor: float) -> ContinuedState:
         """The same point and duals with the final penalty, or ``factor`` times it if that is what failed."""
@@ -218,3 +235,12 @@ def _best_globals(problem: Problem, local: PyTree) -> Array:
 @eqx.filter_jit
 def _warm(solver: P2DVI, problem: Problem, state: ContinuedState) -> ContinuedState:
     return solver.warm(problem, state)
+
+
+def _automatic(
+    problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float, curvature: Array | None
+) -> Array:
+    """The automatic penalty; from ``curvature`` where the shards are not at hand."""
+    if curvature is None:
+        return automatic_penalty(problem, lam, local, batch_size, scale)
+    return penalty_from_curvature(problem, curvature, batch_size, scale)

@@ -1,0 +1,132 @@
+"""Shards on disk, one process: they are streamed through, the next being read while one is worked on."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pdvi.executors.host import Host, Measured, Pair
+from pdvi.executors.scratch import Scratch
+from pdvi.executors.server import Server
+
+Array = jax.Array
+PyTree = Any
+
+UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
+FILLED = 0.8  # of what is free: the allocator leaves gaps between arrays that come and go
+RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
+LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
+
+
+class Disk(Server):
+    """Works on a problem from a store that need not fit into memory.
+
+    Local variables and duals are in scratch files, which go away by themselves. A checkpoint holds the global state;
+    a run resumed from it rebuilds the rest from the data and goes on to the same optimum, though not to the same bits.
+
+    Parameters
+    ----------
+    memory_limit
+        resident memory of the process, "4GB" or a number of bytes. What shards being worked on leave free holds as
+        many others as fit, so that they are read once only.
+    scratch
+        a folder for scratch files, as large as all local variables; by default where the store is.
+    """
+
+    def __init__(self, memory_limit: str | float = "4GB", *, scratch: str | os.PathLike | None = None):
+        self.memory_limit = parse_bytes(memory_limit)
+        self.scratch = scratch
+
+    def local_params(self, state: Any) -> PyTree:
+        """The local variables of all shards, memory-mapped."""
+        return self._locals.stacked()
+
+    def close(self) -> None:
+        """Let go of the shards in memory; the local variables stay as long as a result refers to them."""
+        del self._host
+
+    def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
+        store = self.problem.store
+        assert store is not None
+        vector = jax.ShapeDtypeStruct(lam.shape, lam.dtype)
+        folder = store.path.parent if self.scratch is None else Path(self.scratch)
+        self._locals = Scratch(template, store.n_shards, folder)
+        pairs = Scratch(Pair(vector, vector), store.n_shards, folder)
+        room = self._room(template)
+        self._host = Host(self.problem, self.solver, range(store.n_shards), self._locals, pairs, keep=room)
+        known = None if local is None else _Rows(local)
+        self.boundary.publish(self._host.begin(self.key, lam, known))
+
+    def _room(self, template: PyTree) -> float:
+        """Bytes of shards that may stay in memory."""
+        store = self.problem.store
+        assert store is not None
+        one = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(template))
+        used = resident() + RUNTIME + SHARDS_AT_ONCE * store.shard_bytes + LOCALS_AT_ONCE * one
+        if used > self.memory_limit:
+            msg = (
+                f"`memory_limit` must be at least {used / 1e9:.2f} GB for this store ({resident() / 1e9:.2f} GB are in "
+                f"use, and a shard has {store.shard_bytes / 1e9:.3f} GB), got {self.memory_limit / 1e9:.2f} GB; "
+                "give more, or write the store with smaller shards."
+            )
+            raise ValueError(msg)
+        return FILLED * (self.memory_limit - used)
+
+    def _announce(self, batches: np.ndarray) -> Any:
+        self._host.data.expect(batches.ravel().tolist())
+        return batches
+
+    def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
+        shards = batch.tolist()
+        gap, rows = self._host.visit(shards, state.lam0, state.penalty, self.boundary.halos(shards))
+        self.boundary.publish(rows)
+        return gap, len(shards)
+
+    def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
+        return self._host.curvature(lam, self.boundary.halos(shards), shards.tolist())
+
+    def _restart(self) -> None:
+        self.boundary.publish(self._host.restart(self.key, self._host.shards))
+
+    def _rebuild(self, lam: Array, *, settle: bool) -> None:
+        halos = self.boundary.halos(self._host.shards)
+        self.boundary.publish(self._host.rebuild(lam, halos, self._host.shards, settle=settle))
+
+    def _evaluate(self, lam: Array) -> Measured:
+        return self._host.evaluate(lam, self.boundary.halos(self._host.shards))
+
+    def _dual(self) -> np.ndarray:
+        return self._host.dual()
+
+
+class _Rows:
+    """Stacked arrays, shard by shard."""
+
+    def __init__(self, stacked: PyTree):
+        self.stacked = stacked
+
+    def __getitem__(self, b: int) -> PyTree:
+        return jax.tree.map(lambda leaf: np.asarray(leaf[b]), self.stacked)
+
+
+def parse_bytes(size: str | float) -> float:
+    """Bytes of "4GB", "500 MB", or a number."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(size))
+    if isinstance(size, bool) or found is None or found.group(2).upper() not in UNITS or float(found.group(1)) <= 0:
+        msg = f'`memory_limit` must be a positive number of bytes or a text such as "4GB", got {size!r}.'
+        raise ValueError(msg)
+    return float(found.group(1)) * UNITS[found.group(2).upper()]
+
+
+def resident() -> float:
+    """Resident memory of this process in bytes; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,0 +1,68 @@
+"""Arrays of all shards in files without a name: their space is free again when they are, however the process ends."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+class Scratch:
+    """A pytree per shard, all of one shape, on disk; read and written by number as in a dict."""
+
+    def __init__(self, template: PyTree, n_shards: int, folder: str | os.PathLike | None = None):
+        leaves, self._structure = jax.tree.flatten(template)
+        self._shapes = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
+        self._files = [tempfile.TemporaryFile(dir=None if folder is None else str(folder)) for _ in leaves]  # noqa: SIM115
+        weakref.finalize(self, _close, self._files)
+        self._n_shards, self._folder = n_shards, folder or tempfile.gettempdir()
+        for file, (shape, dtype) in zip(self._files, self._shapes):
+            file.truncate(n_shards * _size(shape, dtype))
+
+    def __getitem__(self, b: int) -> PyTree:
+        leaves = []
+        for file, (shape, dtype) in zip(self._files, self._shapes):
+            array = np.empty(shape, dtype)
+            view, done, begin = memoryview(array.reshape(-1).view(np.uint8)), 0, b * array.nbytes
+            while done < array.nbytes:
+                done += os.preadv(file.fileno(), [view[done:]], begin + done)
+            leaves.append(array)
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def __setitem__(self, b: int, tree: PyTree) -> None:
+        for file, leaf in zip(self._files, jax.tree.leaves(tree)):
+            array = np.ascontiguousarray(leaf)
+            view, done, begin = memoryview(array.reshape(-1).view(np.uint8)), 0, b * array.nbytes
+            try:
+                while done < array.nbytes:
+                    done += os.pwrite(file.fileno(), view[done:], begin + done)
+            except OSError as error:
+                msg = (
+                    f"cannot keep shard {b} in {str(self._folder)!r}: {error.strerror}; give `scratch` another folder."
+                )
+                raise OSError(error.errno, msg) from error
+
+    def stacked(self) -> PyTree:
+        """All shards as memory-mapped arrays, (shards, ...); they outlive this object."""
+        leaves = [
+            np.memmap(file, dtype, "r+", shape=(self._n_shards, *shape))
+            if _size(shape, dtype)
+            else np.empty((self._n_shards, *shape), dtype)
+            for file, (shape, dtype) in zip(self._files, self._shapes)
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+def _close(files: list[Any]) -> None:
+    for file in files:
+        file.close()
+
+
+def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return int(np.prod(shape)) * dtype.itemsize

@@ -1,0 +1,175 @@
+"""Algorithm 1 from the server's side: shards are elsewhere, and keep what is theirs.
+
+The state is that of the solver without anything that belongs to a shard, so it is small, and a snapshot of it costs
+nothing. Going back to one (after a fault, an interruption, from a checkpoint) rebuilds the shards' part from the
+data: phi_b minimises f_b at lam, mu_b = - grad_lam f_b, and h = D^-1 mean(mu).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi.algorithm import server_update, with_penalty
+from pdvi.executors.host import Boundary, Measured, local_shape
+from pdvi.executors.memory import report, traced
+from pdvi.problem import Problem
+from pdvi.stepsize import curvature_shards
+
+Array = jax.Array
+PyTree = Any
+
+REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle together
+
+
+class Server(ABC):
+    """What executors share whose shards are elsewhere."""
+
+    explores = False  # visits are those of Algorithm 1
+
+    problem: Problem
+    solver: Any
+    key: Array
+    boundary: Boundary
+
+    def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
+        """The state before the first step."""
+        self._check(problem, solver)
+        self.problem, self.solver, self.key = problem, solver, key
+        lam = problem.init_global(key) if lam is None else lam
+        template = local_shape(problem)
+        if local is not None:
+            _check_local(local, template, problem.n_shards)
+        self.boundary = Boundary(problem)
+        self._open(template, lam, local, batch_size)
+        curvature = None
+        if solver.eta is None:
+            looked_at = curvature_shards(problem)
+            curvature = jnp.asarray(self._curvature(lam, looked_at) / len(looked_at), lam.dtype)
+        return solver.init(problem, lam, None, batch_size, curvature)
+
+    def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        """``state`` after one step per row of ``batches``."""
+        state = self._tidy(state)
+        for batch in self._announce(batches):
+            state = begin(problem, solver, state, len(batch))
+            gap, count = self._visit(batch, state)
+            state = update(state, jnp.asarray(gap), count, problem.n_shards, state.lam0) if count else state
+            if self._disturbed():
+                state = self._tidy(state)
+        return jax.block_until_ready(state)
+
+    def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
+        """``state``, made aware that its local variables are known."""
+        return self.resume(problem, solver, solver.settle(state), known=True)
+
+    def resume(self, problem: Problem, solver: Any, state: Any, known: bool = False) -> Any:
+        """Make the shards fit a state of an earlier moment; ``known``: their local variables do already."""
+        if known:
+            self._rebuild(state.lam, settle=False)
+        else:
+            self._restart()
+            for _ in range(1 if self.boundary.exports is None else REBUILD_PASSES):
+                self._rebuild(state.lam, settle=True)
+        return self._tidy(state)
+
+    def evaluate(self, problem: Problem, solver: Any, state: Any) -> dict[str, float]:
+        """Objective, gradient norms and the consensus gap. Shards are added in double precision."""
+        found = self._evaluate(state.lam)
+        losses = np.array([found.losses[b] for b in sorted(found.losses)])
+        return report(problem, losses, found.gradient, {"consensus": found.disagreement / problem.n_shards})
+
+    def _check(self, problem: Problem, solver: Any) -> None:
+        name = type(self).__name__
+        if problem.store is None:
+            msg = (
+                f"`problem` must come from a store for the executor {name}, got one in memory; "
+                "use pdvi.write_store(path, problem) and pdvi.Problem.from_store(path)."
+            )
+            raise ValueError(msg)
+        if not hasattr(solver, "visit"):
+            msg = (
+                f"`solver` must be PDVI or P2DVI for the executor {name}, got {type(solver).__name__}; "
+                "use problem.load() and the Memory executor for any other."
+            )
+            raise ValueError(msg)
+
+    def _tidy(self, state: Any) -> Any:
+        """h rebuilt from the duals (fact one): it drifts, and lost shards took theirs with them."""
+        mean = jnp.asarray(self._dual() / self.problem.n_shards, state.lam.dtype)
+        return with_penalty(state, state.penalty, mean)
+
+    def _announce(self, batches: np.ndarray) -> Any:
+        """The batches, after telling who should know what comes."""
+        return batches
+
+    def _disturbed(self) -> bool:
+        """Whether shards were rebuilt since the last call."""
+        return False
+
+    def events(self) -> list[str]:
+        """What happened since the last call that the trace should tell."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the run held."""
+
+    @abstractmethod
+    def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None: ...
+
+    @abstractmethod
+    def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
+        """The sum of lam_b - lam0 over the shards that were visited, and their number."""
+
+    @abstractmethod
+    def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray: ...
+
+    @abstractmethod
+    def _restart(self) -> None: ...
+
+    @abstractmethod
+    def _rebuild(self, lam: Array, *, settle: bool) -> None: ...
+
+    @abstractmethod
+    def _evaluate(self, lam: Array) -> Measured: ...
+
+    @abstractmethod
+    def _dual(self) -> np.ndarray: ...
+
+    @abstractmethod
+    def local_params(self, state: Any) -> PyTree:
+        """The local variables of all shards, memory-mapped."""
+
+    def checkpoint_local(self, state: Any) -> PyTree:
+        """None: a checkpoint holds the globals, from which the shards' part is rebuilt."""
+        return None
+
+
+def begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
+    """What the solver does before a step."""
+    return _begin(problem, traced(solver), state, batch_size)
+
+
+@eqx.filter_jit
+def _begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
+    return solver.begin(problem, state, batch_size)
+
+
+@eqx.filter_jit
+def update(state: Any, gap: Array, count: int, n_shards: int, centre: Array) -> Any:
+    """The server's update from ``count`` shards that saw ``centre`` as lam0."""
+    return server_update(state, gap, centre + gap / count, n_shards)
+
+
+def _check_local(local: PyTree, template: PyTree, n_shards: int) -> None:
+    wanted = [((n_shards, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(template)]
+    found = [(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(local)]
+    if wanted != found:
+        msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {found}."
+        raise ValueError(msg)

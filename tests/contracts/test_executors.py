@@ -1,0 +1,255 @@
+"""Memory, disk and cluster give the same numbers for the same draws, and a cluster may lose workers on the way."""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import pdvi
+from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.partition import along_space, layout, median_cuts
+
+distributed = pytest.importorskip("distributed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of dask about workers that are killed on purpose
+
+TIMEOUT = 6.0
+
+
+def tissue_problem(n_spots=1_200, n_patches=6):
+    tissue = pdvi.datasets.tissue_features(n_spots, n_features=8, n_domains=4, patchiness=6)
+    graph = pdvi.graphs.weights(pdvi.graphs.nearest(tissue.coordinates, 6), tissue.X)
+    where = layout(median_cuts(tissue.coordinates, n_patches), along_space(tissue.coordinates))
+    return potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 4), where, beta=0.3)
+
+
+PROBLEMS = {
+    "tissue": tissue_problem,
+    "quadratic": lambda: pdvi.datasets.quadratic(n=12, condition=20, heterogeneity=0.8, linear=0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    settings = {"distributed.worker.daemon": True, "distributed.admin.log-format": "%(message)s"}
+    import dask
+
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield cluster, client
+
+
+@pytest.fixture(scope="module", params=PROBLEMS)
+def both(request, tmp_path_factory):
+    """A problem in memory and the same in a store."""
+    problem = PROBLEMS[request.param]()
+    path = tmp_path_factory.mktemp("stores") / request.param
+    pdvi.write_store(path, problem)
+    return problem, pdvi.Problem.from_store(path)
+
+
+def numbers(result):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((result.global_params, result.local_params))]
+
+
+def largest_difference(a, b):
+    return max(np.abs(x - y).max() / max(np.abs(x).max(), 1e-300) for x, y in zip(numbers(a), numbers(b)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_three_executors_one_run(both, cluster, batch_size):
+    in_memory, stored = both
+    settings = {"batch_size": batch_size, "max_epochs": 6, "tol": 0, "seed": 3}
+    memory = pdvi.fit(in_memory, pdvi.P2DVI(), **settings)
+    disk = pdvi.fit(stored, pdvi.P2DVI(), executor=pdvi.Disk(), **settings)
+    dask = pdvi.fit(stored, pdvi.P2DVI(), executor=pdvi.Dask(cluster[1]), **settings)
+    assert memory.n_steps == disk.n_steps == dask.n_steps
+    assert largest_difference(memory, disk) < 4e-6  # float32: a few units in the last place
+    assert largest_difference(memory, dask) < 4e-6
+    for name in ("objective", "consensus", "grad_norm"):
+        scale = memory.trace[name].abs().max()
+        np.testing.assert_allclose(disk.trace[name], memory.trace[name], rtol=1e-6, atol=1e-6 * scale)
+        np.testing.assert_allclose(dask.trace[name], memory.trace[name], rtol=1e-6, atol=1e-6 * scale)
+    if batch_size == 1:  # one shard per step: nothing is added in another order
+        assert all(np.array_equal(a, b) for a, b in zip(numbers(disk), numbers(dask), strict=True))
+
+
+def test_in_double_precision_all_agree(x64, cluster, tmp_path):
+    problem = tissue_problem()
+    pdvi.write_store(tmp_path / "store", problem)
+    stored = pdvi.Problem.from_store(tmp_path / "store")
+    settings = {"batch_size": 2, "max_epochs": 5, "tol": 0}
+    memory = pdvi.fit(problem, pdvi.PDVI(), **settings)
+    for executor in (pdvi.Disk(), pdvi.Dask(cluster[1])):
+        assert largest_difference(memory, pdvi.fit(stored, pdvi.PDVI(), executor=executor, **settings)) < 1e-10
+
+
+def test_whoever_answers_first_leads_to_the_same_optimum(both, cluster):
+    in_memory, stored = both
+    settings = {"batch_size": 2, "max_epochs": 60, "tol": 0}
+    expected = pdvi.fit(in_memory, pdvi.P2DVI(), **settings).objective
+    found = pdvi.fit(stored, pdvi.P2DVI(), executor=pdvi.Dask(cluster[1], asynchronous=True), **settings)
+    assert found.objective == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_start_with_known_local_variables_stays_put(both, cluster):
+    in_memory, stored = both
+    optimum = pdvi.fit(in_memory, pdvi.P2DVI(), batch_size=1, max_epochs=60, tol=0)
+    for executor in (pdvi.Disk(), pdvi.Dask(cluster[1])):
+        again = pdvi.fit(
+            stored, pdvi.P2DVI(scale=0.2), batch_size=1, max_epochs=1, start=optimum.point, executor=executor
+        )
+        np.testing.assert_allclose(again.trace["objective"], optimum.objective, rtol=1e-6)
+
+
+def test_other_solvers_and_places_are_told_apart(both, cluster):
+    in_memory, stored = both
+    for executor in (pdvi.Disk(), pdvi.Dask(cluster[1])):
+        with pytest.raises(ValueError, match="`solver` must be PDVI or P2DVI for the executor"):
+            pdvi.fit(stored, pdvi.SGD(), executor=executor)
+        with pytest.raises(ValueError, match="`problem` must come from a store"):
+            pdvi.fit(in_memory, pdvi.P2DVI(), executor=executor)
+    with pytest.raises(ValueError, match=r"`problem` must be in memory .* use problem.load\(\)"):
+        pdvi.fit(stored, pdvi.P2DVI(), executor=pdvi.Memory())
+    with pytest.raises(ValueError, match="`client` must be a"):
+        pdvi.Dask("tcp://nowhere")
+    with pytest.raises(ValueError, match="`timeout` must be a positive number"):
+        pdvi.Dask(cluster[1], timeout=0)
+
+
+@pytest.mark.parametrize("place", ["disk", "dask"])
+def test_an_unfinished_run_goes_on_from_its_checkpoint(both, cluster, tmp_path, place):
+    in_memory, stored = both
+    make = (lambda: pdvi.Disk()) if place == "disk" else (lambda: pdvi.Dask(cluster[1]))
+    expected = pdvi.fit(in_memory, pdvi.P2DVI(), batch_size=2, max_epochs=80, tol=0).objective
+    path = tmp_path / "run"
+
+    class Killed(BaseException):
+        pass
+
+    def kill(progress):
+        if progress.record["epoch"] >= 10:
+            raise Killed
+
+    keep = pdvi.Checkpoint(path, every_seconds=0)
+    with pytest.raises(Killed):
+        pdvi.fit(stored, pdvi.P2DVI(), batch_size=2, tol=0, checkpoint=keep, callbacks=[kill], executor=make())
+    assert pdvi.load_result(path).n_steps > 0
+    resumed = pdvi.fit(stored, pdvi.P2DVI(), start=path, max_epochs=80, tol=0, executor=make())
+    assert resumed.trace["epoch"].is_monotonic_increasing
+    assert resumed.objective == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_the_run(both, tmp_path, monkeypatch):
+    _, stored = both
+    path = tmp_path / "run"
+    pdvi.fit(stored, pdvi.P2DVI(), max_epochs=1, checkpoint=path)
+    before = path.read_bytes()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pdvi.result._write", full)
+    keep = pdvi.Checkpoint(path, every_seconds=0)
+    with pytest.warns(pdvi.CheckpointWarning, match="No space left on device; the one before is kept"):
+        result = pdvi.fit(stored, pdvi.P2DVI(), max_epochs=3, tol=0, checkpoint=keep)
+    assert result.n_steps == 3 * stored.n_shards
+    assert path.read_bytes() == before
+
+
+def test_bytes_on_the_wire_do_not_grow_with_the_area(cluster, tmp_path):
+    """Four times the spots per shard: traffic grows with the outline, at most twice, and not at all without one."""
+    grown = {}
+    for n_spots in (1_600, 6_400):
+        path = tmp_path / str(n_spots)
+        pdvi.write_store(path, tissue_problem(n_spots, n_patches=4))
+        executor = pdvi.Dask(cluster[1])
+        problem = pdvi.Problem.from_store(path)
+        pdvi.fit(problem, pdvi.P2DVI(), batch_size=1, max_epochs=4, tol=0, executor=executor)
+        halo = 4 * 4 * problem.store.halo.shape[1]  # float32, four domains
+        globals_ = 4 * problem.n_global
+        traffic = executor.traffic
+        assert traffic.visits == 16
+        # lam0 and the halo out; the penalty only when it is new (twice here: two stages for two workers)
+        assert traffic.sent / traffic.visits < globals_ + halo + globals_ * 4 / 16 + 700
+        assert traffic.received / traffic.visits < globals_ + 2 * halo + 700
+        grown[n_spots] = (traffic.sent + traffic.received) / traffic.visits
+    assert grown[6_400] < 2.1 * grown[1_600]
+
+    same = []
+    for n in (2_000, 8_000):
+        data = pdvi.datasets.mixture(n, dim=4, n_components=3, batch_size=n // 4)
+        pdvi.write_store(tmp_path / f"rows {n}", data.problem())
+        executor = pdvi.Dask(cluster[1])
+        problem = pdvi.Problem.from_store(tmp_path / f"rows {n}")
+        pdvi.fit(problem, pdvi.P2DVI(), batch_size=1, max_epochs=2, tol=0, executor=executor)
+        same.append((executor.traffic.sent, executor.traffic.received))
+    assert same[0] == same[1]
+
+
+class Chaos:
+    """Kills, freezes or adds a worker at a log point, in random order; never the last that works."""
+
+    def __init__(self, cluster, client, seed):
+        self.cluster, self.client = cluster, client
+        self.dice = random.Random(seed)
+        self.moves = ["kill"] * 5 + ["hang"] * 2 + ["join"] * 3
+        self.dice.shuffle(self.moves)
+        self.frozen = []
+
+    def __call__(self, progress):
+        if self.moves and progress.record["step"] > 0:
+            pids = list(self.client.run(os.getpid, workers=self.answering()).values())
+            move = "join" if len(pids) < 2 else self.moves.pop()
+            if move == "join":
+                self.cluster.scale(len(self.cluster.workers) + 1)
+                self.client.wait_for_workers(len(self.client.nthreads()) + 1, timeout=60)
+            elif move == "kill":
+                os.kill(self.dice.choice(pids), signal.SIGKILL)
+            else:
+                self.frozen.append(self.dice.choice(pids))
+                os.kill(self.frozen[-1], signal.SIGSTOP)
+
+    def answering(self):
+        probes = {a: self.client.submit(os.getpid, workers=[a], pure=False) for a in self.client.nthreads()}
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until and not all(probe.done() for probe in probes.values()):
+            time.sleep(0.01)
+        return [address for address, probe in probes.items() if probe.done()]
+
+    def thaw(self):
+        for pid in self.frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_ten_rounds_of_chaos_end_at_the_same_optimum(cluster, tmp_path):
+    problem = tissue_problem()
+    pdvi.write_store(tmp_path / "store", problem)
+    stored = pdvi.Problem.from_store(tmp_path / "store")
+    settings = {"batch_size": 2, "max_epochs": 60, "tol": 0}
+    expected = pdvi.fit(problem, pdvi.P2DVI(), **settings).objective
+    chaos = Chaos(*cluster, seed=5)
+    executor = pdvi.Dask(cluster[1], timeout=TIMEOUT)
+    try:
+        result = pdvi.fit(stored, pdvi.P2DVI(), executor=executor, callbacks=[chaos], **settings)
+    finally:
+        chaos.thaw()
+    assert not chaos.moves
+    assert result.n_steps == 60 * 3
+    assert result.objective == pytest.approx(expected, rel=1e-6)
+    events = " ".join(result.trace["event"])
+    assert events.count("is gone") >= 2  # a nanny may replace a killed worker that had no shards yet
+    assert events.count("did not answer within") >= 1
+    assert "joined" in events
+    assert np.isfinite(jax.tree.leaves(result.local_params)[0]).all()
