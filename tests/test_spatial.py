@@ -1,6 +1,7 @@
 """The scverse facades: prepare, graph, domains."""
 
 import anndata as ad
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -118,6 +119,16 @@ def test_the_number_of_domains_is_recommended():
     assert table["n_domains"].tolist() == [2, 4, 7]
     assert table["stability"][1] > 0.8
     assert (np.diff(table["elbo"][:2]) > 0).all()
+    stability, elbo = pdvi.pl.n_domains(adata)
+    np.testing.assert_array_equal(stability.lines[0].get_xydata(), np.c_[table["n_domains"], table["stability"]])
+    np.testing.assert_array_equal(elbo.lines[0].get_ydata(), table["elbo"])
+    assert stability.lines[1].get_xdata()[0] == found
+    plt.close(stability.figure)
+
+
+def test_a_plot_of_candidates_needs_candidates():
+    with pytest.raises(ValueError, match=r"run pdvi.tl.choose_n_domains\(adata, candidates\) first"):
+        pdvi.pl.n_domains(layered(100, 10))
 
 
 def test_prepared_components_are_the_recipe():

@@ -25,7 +25,8 @@ from pdvi.solvers.conjugate import add, best_globals
 Array = jax.Array
 
 FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
-GAIN = 1e-3  # of the ELBO per row: with less in a round the rounds end (as in scikit-learn's mixtures)
+GAIN = 1e-4  # of the ELBO per row: with less in a round the rounds end
+STEADY = 1e-3  # or with less of it and this share of the labels changed
 EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
 
 
@@ -50,7 +51,7 @@ def variational_em(
     starts: Sequence[Any] = (None,),
     **settings: Any,
 ) -> Fitted:
-    """Fit, re-estimate, go on; until a round gains less than ``GAIN`` per row.
+    """Fit, re-estimate, go on; until a round gains too little, or changes too few labels, to be worth another.
 
     ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
     ``reseed``: put unused components into the worst-explained one, and keep the outcome if it is better.
@@ -90,14 +91,21 @@ def _rounds(
     for _ in range(rounds):
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
         whitening = np.asarray(step, float) @ whitening
-        before = result.objective
+        before = result
         result = _joined(
             result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated"
         )
-        if before - result.objective < GAIN * float(problem.model.n_rows):
+        if _little(before, result, float(problem.model.n_rows)):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
+
+
+def _little(before: Result, after: Result, n_rows: float) -> bool:
+    """Whether a round brought too little to go on."""
+    gain = before.objective - after.objective
+    changed = (np.asarray(before.local_params).argmax(-1) != np.asarray(after.local_params).argmax(-1)).sum()
+    return bool(gain < GAIN * n_rows or (gain < STEADY * n_rows and changed < STEADY * n_rows))
 
 
 def annealed(

@@ -4,8 +4,9 @@ Every function draws into the axes it is given, or into a new figure, and return
 the first of them is called, and none changes its settings.
 """
 
+from pdvi.pl.choice import n_domains
 from pdvi.pl.colors import palette
 from pdvi.pl.maps import domains, entropy, probabilities
 from pdvi.pl.traces import trace
 
-__all__ = ["domains", "entropy", "palette", "probabilities", "trace"]
+__all__ = ["domains", "entropy", "n_domains", "palette", "probabilities", "trace"]

@@ -177,3 +177,21 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     column, row = np.minimum((xy - low) / span * bins, bins - 1).astype(int).T
     occupied = int(np.count_nonzero(np.bincount(row * bins + column, minlength=bins * bins) > 2))
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
+
+
+def two_axes(ax: Any) -> np.ndarray:
+    """Two plain panels side by side: those given, or a new figure's."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        figure = plt.figure(figsize=(9, 3.2), layout="constrained")
+        axes = np.array([figure.add_subplot(1, 2, i + 1) for i in range(2)], dtype=object)
+    else:
+        axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
+        if len(axes) != 2:
+            msg = f"`ax` must be 2 axes, got {len(axes)}."
+            raise ValueError(msg)
+    for each in axes:
+        for side in ("top", "right"):
+            each.spines[side].set_visible(False)
+    return axes

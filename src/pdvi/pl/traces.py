@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from pdvi.pl.canvas import two_axes
+
 PANELS = {"objective": "objective (negative ELBO)", "grad_norm": "gradient norm"}
 UNITS = {"epoch": "epoch", "seconds": "seconds", "step": "step"}
 
@@ -33,16 +35,7 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
         msg = f"`against` must be one of {tuple(UNITS)}, got {against!r}."
         raise ValueError(msg)
     record = {name: np.asarray(values) for name, values in adata.uns[key]["trace"].items()}
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        figure = plt.figure(figsize=(9, 3.2), layout="constrained")
-        axes = np.array([figure.add_subplot(1, 2, i + 1) for i in range(2)], dtype=object)
-    else:
-        axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
-        if len(axes) != 2:
-            msg = f"`ax` must be 2 axes, got {len(axes)}."
-            raise ValueError(msg)
+    axes = two_axes(ax)
     marker = "o" if len(record[against]) <= 60 else ""
     events = record[against][record["event"] != ""] if "event" in record else ()
     for each, (name, title) in zip(axes, PANELS.items()):
@@ -53,8 +46,6 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
             each.axvline(at, color="#999999", linewidth=0.8, linestyle=":")
         each.set_xlabel(UNITS[against])
         each.set_title(title, fontsize="medium", loc="left")
-        for side in ("top", "right"):
-            each.spines[side].set_visible(False)
     if (record["grad_norm"] > 0).any():
         axes[1].set_yscale("log")
     axes[0].ticklabel_format(axis="y", useOffset=False)

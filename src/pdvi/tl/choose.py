@@ -27,7 +27,8 @@ def choose_n_domains(
     """Fit every candidate from several seeds; recommend the one whose domains agree best between seeds.
 
     Writes a table to ``uns[key_added]`` (per candidate: stability, the mean adjusted Rand index between seeds; the
-    best ELBO) and returns the recommended number: the largest candidate whose stability is within 0.02 of the highest.
+    best ELBO; `pl.n_domains` draws both) and returns the recommended number: the largest candidate whose stability is
+    within 0.02 of the highest.
     """
     candidates = sorted({int(k) for k in candidates})
     if not candidates or candidates[0] < 2 or candidates[-1] > adata.n_obs:
