@@ -53,13 +53,13 @@ def main() -> None:
     paths = [arguments.folder / f"{name}.h5ad" for name in SLIDES]
     print(f"{'ARI':36}" + "".join(f"{name[:16]:>18}" for name in SLIDES) + f"{'mean':>8}")
     for name, values in PEERS.items():
-        print(f"{name:36}" + "".join(f"{value:18.2f}" for value in values) + f"{np.nanmean(values):8.2f}")
+        print(f"{name:36}" + "".join(f"{value:18.2f}" for value in values) + f"{np.nanmean(values):8.3f}")
     best = np.nanmax(list(PEERS.values()), axis=0)
-    print(f"{'best peer of each column':36}" + "".join(f"{value:18.2f}" for value in best) + f"{best.mean():8.2f}")
+    print(f"{'best peer of each column':36}" + "".join(f"{value:18.2f}" for value in best) + f"{best.mean():8.3f}")
     runs = np.array([[score(path, seed) for seed in range(arguments.seeds)] for path in paths])
     means, spreads, fastest = runs[..., 0].mean(1), np.ptp(runs[..., 0], axis=1), runs[..., 1].min(1)
     cells = "".join(f"{f'{mean:.2f} ({spread:.2f})':>18}" for mean, spread in zip(means, spreads))
-    print(f"{'pdvi, mean (spread over seeds)':36}{cells}{means.mean():8.2f}")
+    print(f"{'pdvi, mean (spread over seeds)':36}{cells}{means.mean():8.3f}")
     print(f"{'pdvi, seconds from counts, fastest':36}" + "".join(f"{value:18.1f}" for value in fastest))
 
 

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem, potts_mixture_problem
 from pdvi.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.problem import Problem
-from pdvi.reestimation import annealed, variational_em
+from pdvi.reestimation import Fitted, annealed, reseeded, variational_em
 from pdvi.restarts import best_of
 from pdvi.solvers import P2DVI
 
@@ -35,31 +35,35 @@ class _Mixture(BaseEstimator):
         offset = X.mean(0)
         centred = X - offset
         settings = [empirical_bayes(centred, self.n_components, seed=int(seed)) for seed in seeds[1:]]
-        first = settings[0]
-        whitening = _whitening(centred, first, self.covariance)
-        settings = [_whitened(each, whitening, self.covariance) for each in settings]
-        first = settings[0]
-        log_scale = float(np.linalg.slogdet(whitening)[1])
-        problem = make(centred @ whitening.T, settings=first, where=where, log_scale=log_scale)
         solver = P2DVI() if self.solver is None else self.solver
         batch_size = where.rows.shape[0] if getattr(solver, "full_batch", False) else max(1, where.rows.shape[0] // 100)
-        common = {"batch_size": batch_size, "seed": int(seeds[0]), "max_epochs": self.max_epochs}
-        starts: list[Any] = [_start_of(problem, each.means) for each in settings]
-        if self.n_init > 1 and not (self.estimate_noise or self.learn_weights):  # one problem for all of them
-            starts = [best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=int(seeds[0])).best]
-        if getattr(self, "anneal_from", None) is not None:
-            starts = [annealed(problem, solver, self.anneal_from, WARM_UP, start=s, **common).point for s in starts]
-        fitted = variational_em(
-            problem,
-            solver,
-            noise=self.covariance if self.estimate_noise else None,
-            weights=self.learn_weights,
-            reseed=self.reseed,
-            tol=self.tol,
-            starts=starts,
-            **common,
-        )
+        common = {"batch_size": batch_size, "max_epochs": self.max_epochs, "tol": self.tol}
+        reestimated = self.estimate_noise or self.learn_weights
+
+        def fitted_from(number: int) -> tuple[Fitted, np.ndarray]:
+            whitening = _whitening(centred, settings[number], self.covariance)
+            each = _whitened(settings[number], whitening, self.covariance)
+            log_scale = float(np.linalg.slogdet(whitening)[1])
+            problem = make(centred @ whitening.T, settings=each, where=where, log_scale=log_scale)
+            seed = int(seeds[0]) + number  # other draws for every start: exploration forgets where it began
+            start: Any = None
+            if self.n_init > 1 and not reestimated:  # one problem for all of them
+                starts = [_start_of(problem, other.means @ whitening.T) for other in settings]
+                start = best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=seed).best
+            if getattr(self, "anneal_from", None) is not None:
+                start = annealed(problem, solver, self.anneal_from, WARM_UP, start=start, seed=seed, **common).point
+            noise = self.covariance if self.estimate_noise else None
+            fitted = variational_em(
+                problem, solver, noise=noise, weights=self.learn_weights, start=start, seed=seed, **common
+            )
+            return fitted, whitening
+
+        # with its own noise every start must be fitted to its end: which is best does not show before
+        fits = (fitted_from(number) for number in range(self.n_init if reestimated else 1))
+        fitted, whitening = min(fits, key=lambda fit: fit[0].result.objective)
         model, result = fitted.problem.model, fitted.result
+        if self.reseed:
+            result = reseeded(fitted.problem, solver, result, seed=int(seeds[0]), **common)
         self._offset, self._whitening = offset, fitted.whitening @ whitening
         back = np.linalg.inv(self._whitening)
         noise = np.asarray(model.noise_variance, float)

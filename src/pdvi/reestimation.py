@@ -8,7 +8,6 @@ and for weights each such step lowers the objective.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -44,44 +43,18 @@ def variational_em(
     *,
     noise: str | None,
     weights: bool,
-    reseed: bool,
     rounds: int = 20,
     epochs: int = 4,
     tol: float = 1e-5,
-    starts: Sequence[Any] = (None,),
+    start: Any = None,
     **settings: Any,
 ) -> Fitted:
     """Fit, re-estimate, go on; until a round gains too little, or changes too few labels, to be worth another.
 
     ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
-    ``reseed``: put unused components into the worst-explained one, and keep the outcome if it is better.
-    ``starts``: every one is fitted to its end, since which is best shows only with its own noise; the best is kept.
     """
     if not (noise or weights):
         rounds = 0
-    seed = settings.pop("seed", 0)
-    fits = (  # other draws for every start: exploration forgets where it began
-        _rounds(problem, solver, noise, weights, rounds, epochs, tol, start, {**settings, "seed": seed + i})
-        for i, start in enumerate(starts)
-    )
-    best = min(fits, key=lambda fitted: fitted.result.objective)
-    if reseed:
-        settings = {**settings, "seed": seed, "max_epochs": epochs if rounds else settings["max_epochs"]}
-        best = best._replace(result=_reseeded(best.problem, solver, best.result, tol, settings))
-    return best
-
-
-def _rounds(
-    problem: Problem,
-    solver: Any,
-    noise: str | None,
-    weights: bool,
-    rounds: int,
-    epochs: int,
-    tol: float,
-    start: Any,
-    settings: dict[str, Any],
-) -> Fitted:
     first = min(settings["max_epochs"], FIRST) if rounds else settings["max_epochs"]
     # logging costs as much as an epoch, and what the rounds need to know is where each ends
     logged = {"log_every": first / 3} if rounds else {}
@@ -171,8 +144,11 @@ def _scatter(problem: Problem) -> Array:
     return problem.map_shards(one, jnp.zeros((problem.n_shards, problem.shards["x"].shape[1]))).sum(0)
 
 
-def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, settings: dict[str, Any]) -> Result:
-    """Try to put unused components to use, as often as there are components; never end worse."""
+def reseeded(problem: Problem, solver: Any, result: Result, **settings: Any) -> Result:
+    """Try to put unused components where rows are explained worst, as often as there are components.
+
+    Never ends worse; ``settings`` are those of `fit`.
+    """
     if hasattr(solver, "exploration"):  # which would forget the new place
         solver = dataclasses.replace(solver, exploration=0, continuation=())
     n_rows, n_components = float(problem.model.n_rows), len(problem.model.log_weights)
@@ -183,7 +159,7 @@ def _reseeded(problem: Problem, solver: Any, result: Result, tol: float, setting
         if mass[unused] >= EMPTY * n_rows / n_components:
             break
         start = _moved(problem, result, unused)
-        trial = fit(problem, solver, start=start, tol=tol, **{**settings, "max_epochs": 30})
+        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": 30})
         if trial.objective >= result.objective:
             break
         result = _joined(result, trial, f"component {unused} reseeded")

@@ -17,6 +17,8 @@ from pdvi.solvers.conjugate import require
 Array = jax.Array
 PyTree = Any
 
+FEW = 3  # sweeps: to look after each whether it was the last costs more than it saves
+
 
 def own_rows(problem: Problem, local: PyTree) -> PyTree:
     """The shard's locals without the halo rows."""
@@ -47,8 +49,12 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
     def sweep(old: PyTree) -> PyTree:
         return with_halo_of(problem, old, CoordinateDescent().local_step(problem, old, lam, shard))
 
-    if sweeps == 1 or not jax.tree.leaves(local):
+    if not jax.tree.leaves(local):
         return sweep(local)
+    if sweeps <= FEW:
+        for _ in range(sweeps):
+            local = sweep(local)
+        return local
 
     def unfinished(carry: tuple) -> Array:
         count, _, moved = carry

@@ -43,7 +43,9 @@ def choose_n_domains(
     rows = []
     for k in candidates:
         fits = [
-            PottsMixture(k, beta=beta, random_state=seed).fit(features, graph=graph, coordinates=coordinates)
+            PottsMixture(k, beta=beta, learn_weights=True, random_state=seed).fit(
+                features, graph=graph, coordinates=coordinates
+            )
             for seed in range(n_seeds)
         ]
         agreement = [metrics.ari(a.labels_, b.labels_) for a, b in combinations(fits, 2)]

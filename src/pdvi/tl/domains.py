@@ -69,6 +69,7 @@ def domains(
         int(n_domains),
         beta=beta,
         covariance=covariance,
+        learn_weights=True,  # domains differ in size
         n_init=n_init,
         n_patches=n_patches,
         solver=solver,
