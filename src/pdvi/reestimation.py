@@ -25,7 +25,7 @@ Array = jax.Array
 
 FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
 GAIN = 1e-4  # of the ELBO per row: with less in a round the rounds end
-STEADY = 1e-3  # or with less of it and this share of the labels changed
+STEADY = 5e-3  # or with less of it and this share of the labels changed
 EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
 
 
