@@ -79,3 +79,42 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     for a, b in zip(resumed.rest, whole.rest, strict=True):
         np.testing.assert_array_equal(a, b)
     assert os.listdir(path.parent) == [path.name]  # nothing half-written is left
+
+
+STREAMING_CHILD = """
+import sys
+import pdvi
+
+stored = pdvi.Problem.from_store(sys.argv[1])
+pdvi.fit(
+    stored,
+    pdvi.P2DVI(),
+    batch_size=4,
+    max_epochs=1e6,
+    tol=0,
+    checkpoint=pdvi.Checkpoint(sys.argv[2], every_seconds=0),
+    executor=pdvi.Disk(),
+)
+"""
+
+
+def test_a_killed_run_from_a_store_goes_on_to_the_same_optimum(tmp_path):
+    script, store, path = tmp_path / "child.py", tmp_path / "store", tmp_path / "state.pdvi"
+    script.write_text(STREAMING_CHILD)
+    problem = pdvi.datasets.quadratic(n=40, condition=20, heterogeneity=0.8, linear=0.3)
+    pdvi.write_store(store, problem)
+    child = subprocess.Popen([sys.executable, str(script), str(store), str(path)])
+    try:
+        while not path.exists():
+            assert child.poll() is None, "the child ended by itself"
+            time.sleep(0.001)
+    finally:
+        child.kill()
+    assert child.wait() == -signal.SIGKILL
+    steps = pdvi.load_result(path).n_steps
+    stored = pdvi.Problem.from_store(store)
+    resumed = pdvi.fit(stored, pdvi.P2DVI(), start=path, max_steps=steps + 2_000, tol=0, executor=pdvi.Disk())
+    whole = pdvi.fit(problem, pdvi.P2DVI(), batch_size=4, max_epochs=200, tol=0)
+    assert resumed.n_steps > steps
+    np.testing.assert_allclose(resumed.objective, whole.objective, rtol=1e-6)
+    assert sorted(os.listdir(store.parent)) == ["child.py", "state.pdvi", "store"]  # no scratch is left

@@ -94,7 +94,7 @@ def test_slides_in_files_and_in_pieces_give_the_same_store(tmp_path, monkeypatch
 def test_labels_from_disk_fit_the_truth(tmp_path):
     adata = slide()
     problem = written(tmp_path / "store", adata)
-    result = pdvi.fit(problem, pdvi.P2DVI(), executor=pdvi.Disk("4GB"))
+    result = pdvi.fit(problem, pdvi.P2DVI(), executor=pdvi.Disk())
     labels = Layout(problem.store.rows).unshard(result.local_params).argmax(1)
     assert pdvi.metrics.ari(adata.obs["truth"].to_numpy(), labels) > 0.8
 

@@ -20,6 +20,7 @@ PyTree = Any
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
 FILLED = 0.8  # of what is free: the allocator leaves gaps between arrays that come and go
+MORE = 4e9  # bytes above what the process has anyway, unless told otherwise
 RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
 LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
 
@@ -33,14 +34,14 @@ class Disk(Server):
     Parameters
     ----------
     memory_limit
-        resident memory of the process, "4GB" or a number of bytes. What shards being worked on leave free holds as
-        many others as fit, so that they are read once only.
+        resident memory of the process, "4GB" or a number of bytes; by default 4 GB more than it has now. What shards
+        being worked on leave free holds as many others as fit, so that they are read once only.
     scratch
         a folder for scratch files, as large as all local variables; by default where the store is.
     """
 
-    def __init__(self, memory_limit: str | float = "4GB", *, scratch: str | os.PathLike | None = None):
-        self.memory_limit = parse_bytes(memory_limit)
+    def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike | None = None):
+        self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch = scratch
 
     def local_params(self, state: Any) -> PyTree:
