@@ -27,7 +27,7 @@ ENDED = 2**30  # a count of steps after which no stage begins
 # How P2D-VI explores with natural-gradient steps: a component keeps what it saw in the last sixteenth of the shards
 # (in two of them at least), so one that is of no use is free again soon. With fewer than NOISY batches in an epoch
 # such steps hardly differ from full ones, and explore nothing.
-MEMORY, FASTEST, SWEEPS, NOISY = 1 / 16, 0.5, 2, 16
+MEMORY, FASTEST, SWEEPS, NOISY = 1 / 16, 0.5, 3, 16
 
 
 class _PrimalDual(eqx.Module):
