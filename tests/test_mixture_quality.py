@@ -157,3 +157,13 @@ def test_a_known_point_is_not_explored_away(explorable):
 def test_exploration_must_be_whole_epochs(wrong):
     with pytest.raises(ValueError, match="`exploration` must be a whole number of epochs"):
         pdvi.P2DVI(exploration=wrong)
+
+
+def test_exploration_and_continuation_exclude_each_other():
+    with pytest.raises(ValueError, match="exclude each other"):
+        pdvi.P2DVI(exploration=2, continuation=((0.1, 2),))
+
+
+def test_exploration_says_what_a_model_lacks():
+    with pytest.raises(ValueError, match=r"P2DVI needs a model with 'statistics'.*; Quadratic lacks"):
+        pdvi.fit(pdvi.datasets.quadratic(n=40), pdvi.P2DVI(exploration=1), batch_size=1)

@@ -19,7 +19,8 @@ def require(solver: Any, problem: Problem, *methods: str) -> None:
     if missing:
         msg = (
             f"{type(solver).__name__} needs a model with {', '.join(map(repr, methods))}; "
-            f"{type(problem.model).__name__} lacks {', '.join(map(repr, missing))}. PDVI and P2DVI do without."
+            f"{type(problem.model).__name__} lacks {', '.join(map(repr, missing))}. "
+            "PDVI does without, and P2DVI with exploration=0."
         )
         raise ValueError(msg)
 

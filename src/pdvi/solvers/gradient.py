@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -40,9 +41,9 @@ class _Gradient(eqx.Module):
     rate: eqx.AbstractVar[Any]
     local_rate: eqx.AbstractVar[float]
 
+    @abstractmethod
     def transform(self) -> optax.GradientTransformation:
         """The method's direction, from optax, without a rate."""
-        raise NotImplementedError
 
     def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> GradientState:
         """The state before the first step."""

@@ -14,7 +14,7 @@ from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, visit_sh
 from pdvi.oracles import default_oracle
 from pdvi.problem import Problem
 from pdvi.sampling import steps_per_epoch
-from pdvi.solvers.conjugate import add, best_globals
+from pdvi.solvers.conjugate import add, best_globals, require
 from pdvi.solvers.svi import SVI
 from pdvi.stepsize import automatic_penalty, penalty_from_curvature, penalty_from_eta
 
@@ -155,6 +155,9 @@ class P2DVI(_PrimalDual):
         if self.exploration is not None and not (isinstance(self.exploration, int) and self.exploration >= 0):
             msg = f"`exploration` must be a whole number of epochs, 0 for none, got {self.exploration!r}."
             raise ValueError(msg)
+        if self.exploration and self.continuation:
+            msg = f"`exploration` and `continuation` exclude each other, got {self.exploration!r} and stages; give one."
+            raise ValueError(msg)
 
     def init(
         self, problem: Problem, lam: Array, local: PyTree, batch_size: int, curvature: Array | None = None
@@ -165,6 +168,8 @@ class P2DVI(_PrimalDual):
         else:
             target = penalty_from_eta(problem, self.eta)
         explore = self._steps_exploring(problem, batch_size) > 0
+        if explore:
+            require(self, problem, "statistics", "global_step", "natural", "from_natural")
         continued = not explore and self._continues(problem)
         first = target * self._stages(problem)[0][0] if continued else target
         state = initial_state(lam, local, first, problem.n_shards)
@@ -187,7 +192,7 @@ class P2DVI(_PrimalDual):
 
     def begin(self, problem: Problem, state: ContinuedState, batch_size: int) -> ContinuedState:
         """At the start of a stage, a new D."""
-        per_epoch = -(-problem.n_shards // batch_size)
+        per_epoch = steps_per_epoch(problem.n_shards, batch_size)
         stages = self._stages(problem)
         begin = 0
         for (_, epochs), following in zip(stages, [*(factor for factor, _ in stages[1:]), 1.0]):
