@@ -146,6 +146,13 @@ def test_a_run_interrupted_while_exploring_goes_on_to_the_same_bits(explorable):
     np.testing.assert_array_equal(resumed.local_params, whole.local_params)
 
 
+def test_exploration_ends_between_log_points_too(explorable):
+    often = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=4, tol=0)
+    seldom = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=4, tol=0, log_every=2)
+    assert seldom.trace["event"].tolist() == ["", "exploring", ""]
+    np.testing.assert_allclose(seldom.objective, often.objective, rtol=1e-6)
+
+
 def test_a_known_point_is_not_explored_away(explorable):
     result = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=60, tol=1e-9)
     again = pdvi.fit(explorable, pdvi.P2DVI(), start=result.point, max_epochs=3, tol=0)
