@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.executors.memory import stage
+from pdvi.executors.memory import Memory, stage
 from pdvi.problem import Problem
 from pdvi.result import Point
 from pdvi.sampling import Reshuffled, batches, steps_per_epoch
@@ -30,7 +30,9 @@ def best_of(
     problem: Problem, solver: Any, starts: list[dict[str, Any]], *, epochs: int, batch_size: int, seed: int = 0
 ) -> Restarts:
     """Run ``solver`` from every start (dicts of blocks) for ``epochs`` on the same draws; keep the best objective."""
-    _, local = problem.init(jax.random.key(seed))
+    memory = Memory()
+    memory.key = jax.random.key(seed)
+    _, local = problem.init(memory.key)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(local)) + 4 * 3 * problem.n_shards * problem.n_global
     together = max(1, min(len(starts), MEMORY // size))
     steps = epochs * steps_per_epoch(problem.n_shards, batch_size)
@@ -42,7 +44,7 @@ def best_of(
         states = [solver.init(problem, problem.ravel(point), local, batch_size) for point in points]
         left = drawn
         while len(left):
-            staged = [stage(problem, solver, state, batch_size) for state in states]
+            staged = [stage(problem, solver, state, batch_size, memory) for state in states]
             _, stepper, count = staged[0]
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for state, _, _ in staged))
             stacked = _run_all(problem, stepper, stacked, left[:count])

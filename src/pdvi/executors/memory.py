@@ -10,15 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.problem import Problem
+from pdvi.solvers.conjugate import add, best_globals
+from pdvi.solvers.local_variables import optimise, own_rows
 
 Array = jax.Array
 PyTree = Any
+
+REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle together
+SETTLED = 1e-3  # largest change of a local variable, relative to the largest one
 
 
 class Memory:
     """The default executor."""
 
     explores = True  # makes the steps of a solver's every stage
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
 
     def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
         """The state before the first step, from ``lam`` and ``local`` where they are given."""
@@ -28,6 +36,7 @@ class Memory:
                 f"{str(problem.store.path)!r}; use problem.load(), or executor=pdvi.Disk()."
             )
             raise ValueError(msg)
+        self.key = key
         own_lam, own_local = problem.init(key)
         if local is not None:
             own_local = like(own_local, jax.tree.leaves(local), "the local variables of `start`")
@@ -37,7 +46,7 @@ class Memory:
         """``state`` after one step per row of ``batches``."""
         left: Any = batches
         while len(left):
-            state, stepper, steps = stage(problem, solver, state, batches.shape[1])
+            state, stepper, steps = stage(problem, solver, state, batches.shape[1], self)
             state = _run(problem, traced(stepper), state, jnp.asarray(left[:steps]))
             left = left[steps:] if steps else ()
         return jax.block_until_ready(state)
@@ -56,9 +65,32 @@ class Memory:
 
     checkpoint_local = local_params
 
+    def objective(self, problem: Problem, state: Any) -> Array:
+        """F, its shards added in double precision."""
+        return jnp.asarray(np.asarray(_evaluate(problem, state.lam, state.local)[0], float).sum())
+
+    def with_initial_locals(self, problem: Problem, state: Any) -> Any:
+        """``state`` with the locals that the run began with."""
+        return state._replace(local=problem.init(self.key)[1])
+
+    def with_best_globals(self, problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
+        """A new beginning with the best globals for the locals of ``state``."""
+        lam = _best_globals(problem, state.local)
+        return self.warm(problem, solver, solver.init(problem, lam, state.local, batch_size))
+
+    def with_globals(self, problem: Problem, solver: Any, state: Any, lam: Array, batch_size: int) -> Any:
+        """A new beginning with these globals, and the locals that fit them."""
+        local = _settled(problem, lam, problem.init(self.key)[1])
+        return self.warm(problem, solver, solver.init(problem, lam, local, batch_size))
+
+    def tell(self, event: str) -> None:
+        """Something for the trace."""
+        self._told.append(event)
+
     def events(self) -> list[str]:
-        """Nothing happens here that the trace should tell."""
-        return []
+        """What was told since the last call."""
+        told, self._told = self._told, []
+        return told
 
     def close(self) -> None:
         """Nothing is held."""
@@ -96,12 +128,12 @@ def like(tree: PyTree, leaves: list[Any], what: str) -> PyTree:
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
 
 
-def stage(problem: Problem, solver: Any, state: Any, batch_size: int) -> tuple[Any, Any, int | None]:
+def stage(problem: Problem, solver: Any, state: Any, batch_size: int, executor: Any) -> tuple[Any, Any, int | None]:
     """Who makes the next steps, how many of them (None: all), and the state as it takes them over.
 
     A solver that works in stages decides that outside compiled code: a branch inside would cost copies of the state.
     """
-    return solver.stage(problem, state, batch_size) if hasattr(solver, "stage") else (state, solver, None)
+    return solver.stage(problem, state, batch_size, executor) if hasattr(solver, "stage") else (state, solver, None)
 
 
 @eqx.filter_jit
@@ -119,6 +151,23 @@ def _evaluate(problem: Problem, lam: Array, local: Any) -> tuple[Array, Array]:
 @eqx.filter_jit
 def _metrics(solver: Any, state: Any) -> dict[str, Array]:
     return solver.metrics(state)
+
+
+@eqx.filter_jit
+def _best_globals(problem: Problem, local: PyTree) -> Array:
+    return best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
+
+
+@eqx.filter_jit
+def _settled(problem: Problem, lam: Array, local: PyTree) -> PyTree:
+    """The locals near ``local`` that minimise F for these globals."""
+
+    def settle(_: Any, local: PyTree) -> PyTree:
+        return problem.map_shards(
+            lambda phi, shard: own_rows(problem, optimise(problem, phi, lam, shard, None, SETTLED)), local
+        )
+
+    return jax.lax.fori_loop(0, 1 if problem.halo is None else REBUILD_PASSES, settle, local)
 
 
 @eqx.filter_jit

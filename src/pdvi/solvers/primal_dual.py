@@ -14,7 +14,7 @@ from pdvi.algorithm import PrimalDualState, algorithm_1, initial_state, visit_sh
 from pdvi.oracles import default_oracle
 from pdvi.problem import Problem
 from pdvi.sampling import steps_per_epoch
-from pdvi.solvers.conjugate import add, best_globals, require
+from pdvi.solvers.conjugate import require
 from pdvi.solvers.svi import SVI
 from pdvi.stepsize import automatic_penalty, penalty_from_curvature, penalty_from_eta
 
@@ -28,6 +28,10 @@ ENDED = 2**30  # a count of steps after which no stage begins
 # (in two of them at least), so one that is of no use is free again soon. With fewer than NOISY batches in an epoch
 # such steps hardly differ from full ones, and explore nothing.
 MEMORY, FASTEST, SWEEPS, NOISY = 1 / 16, 0.5, 3, 16
+
+# So short a memory loses components that live in one or two shards only. What was explored must therefore be better
+# than what so many epochs of Algorithm 1 reach from the same start, or the run goes on from there.
+BEFORE = 2
 
 
 class _PrimalDual(eqx.Module):
@@ -106,7 +110,7 @@ class PDVI(_PrimalDual):
 
 
 class ContinuedState(NamedTuple):
-    """Algorithm 1's state, and where the penalty is on its way to ``target``."""
+    """Algorithm 1's state, where the penalty is on its way to ``target``, and what exploring must beat."""
 
     lam: Array
     local: PyTree
@@ -117,6 +121,8 @@ class ContinuedState(NamedTuple):
     penalty: Array
     target: Array
     made: Array  # steps
+    kept: Array  # lam of the start; while exploring, that which the first epochs reached
+    reached: Array  # and its objective
 
 
 class P2DVI(_PrimalDual):
@@ -139,10 +145,11 @@ class P2DVI(_PrimalDual):
         small D lets shards disagree for a while, which explores; a large D converges fast. None (default): what the
         model recommends for itself, if ``eta`` is automatic (``continuation`` and ``worth_exploring``); (): none.
     exploration
-        epochs of natural-gradient steps (`SVI`, noisy on purpose) before the first step of Algorithm 1, whose duals
-        then begin as minus the gradients. They depend little on the start, so a poor one does less harm. Rows of the
-        trace tell it as "exploring". None (default): what the model recommends for itself (``exploration``), if
-        ``eta`` and ``continuation`` are left to it and an epoch has at least 16 batches; 0: none.
+        epochs of natural-gradient steps (`SVI`, noisy on purpose) after two of Algorithm 1, from the same start.
+        They depend little on it, so a poor one does less harm. Algorithm 1 goes on from what they find if that is
+        better, and otherwise from where it was. Rows of the trace tell it as "exploring". None (default): what the
+        model recommends for itself (``exploration``), if ``eta`` and ``continuation`` are left to it and an epoch has
+        at least 16 batches; 0: none.
     """
 
     eta: Any = None
@@ -167,28 +174,43 @@ class P2DVI(_PrimalDual):
             target = _automatic(problem, lam, local, batch_size, self._scale(problem), curvature)
         else:
             target = penalty_from_eta(problem, self.eta)
-        explore = self._steps_exploring(problem, batch_size) > 0
+        explore = self._exploration(problem, batch_size)[1] > 0
         if explore:
             require(self, problem, "statistics", "global_step", "natural", "from_natural")
         continued = not explore and self._continues(problem)
         first = target * self._stages(problem)[0][0] if continued else target
         state = initial_state(lam, local, first, problem.n_shards)
-        return ContinuedState(*state, target=target, made=jnp.asarray(0 if explore or continued else ENDED, jnp.int32))
+        made = jnp.asarray(0 if explore or continued else ENDED, jnp.int32)
+        return ContinuedState(*state, target=target, made=made, kept=lam, reached=jnp.full((), jnp.inf))
 
-    def stage(self, problem: Problem, state: ContinuedState, batch_size: int) -> tuple[ContinuedState, Any, int | None]:
+    def stage(
+        self, problem: Problem, state: ContinuedState, batch_size: int, executor: Any
+    ) -> tuple[ContinuedState, Any, int | None]:
         """Who makes the next steps, how many (None: all), and the state as it takes them over."""
-        made, exploring = int(state.made), self._steps_exploring(problem, batch_size)
-        if not exploring or made > exploring:
+        begin, end = self._exploration(problem, batch_size)
+        made = int(state.made)
+        if made >= ENDED or not end:
             return state, self, None
-        if made < exploring:
+        if made < begin:
+            return state, self, begin - made
+        if made == begin:  # noise finds more from the start than from where Algorithm 1 has led
+            reached = executor.objective(problem, state)
+            state = executor.with_initial_locals(
+                problem, state._replace(lam=state.kept, kept=state.lam, reached=reached)
+            )
+        if made < end:
             rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))
-            return state, SVI(rate=rate, sweeps=SWEEPS), exploring - made
-        found = self.init(problem, _best_globals(problem, state.local), state.local, batch_size)
-        return _warm(self, problem, found), self, None
+            return state, SVI(rate=rate, sweeps=SWEEPS), end - made
+        found = executor.with_best_globals(problem, self, state, batch_size)
+        if not executor.objective(problem, found) < state.reached:
+            executor.tell("explored in vain")
+            found = executor.with_globals(problem, self, state, state.kept, batch_size)
+        return found, self, None
 
     def exploring(self, problem: Problem, state: ContinuedState, batch_size: int) -> bool:
         """Whether the last step was one of exploration."""
-        return 0 < int(state.made) <= self._steps_exploring(problem, batch_size)
+        begin, end = self._exploration(problem, batch_size)
+        return begin < int(state.made) <= end
 
     def begin(self, problem: Problem, state: ContinuedState, batch_size: int) -> ContinuedState:
         """At the start of a stage, a new D."""
@@ -214,12 +236,13 @@ class P2DVI(_PrimalDual):
     def _scale(self, problem: Problem) -> float:
         return getattr(problem.model, "penalty_scale", 0.1) if self.scale is None else self.scale
 
-    def _steps_exploring(self, problem: Problem, batch_size: int) -> int:
+    def _exploration(self, problem: Problem, batch_size: int) -> tuple[int, int]:
+        """After how many steps it begins and ends."""
         epochs, steps = self.exploration, steps_per_epoch(problem.n_shards, batch_size)
         if epochs is None:
             left_to_model = self.eta is None and self.continuation is None and steps >= NOISY
             epochs = getattr(problem.model, "exploration", 0) if left_to_model else 0
-        return epochs * steps
+        return (BEFORE * steps, (BEFORE + epochs) * steps) if epochs else (0, 0)
 
     def _continues(self, problem: Problem) -> bool:
         if self.continuation is not None:
@@ -230,16 +253,6 @@ class P2DVI(_PrimalDual):
         if self.continuation is not None:
             return self.continuation
         return getattr(problem.model, "continuation", ()) if self.eta is None else ()
-
-
-@eqx.filter_jit
-def _best_globals(problem: Problem, local: PyTree) -> Array:
-    return best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
-
-
-@eqx.filter_jit
-def _warm(solver: P2DVI, problem: Problem, state: ContinuedState) -> ContinuedState:
-    return solver.warm(problem, state)
 
 
 def _automatic(
