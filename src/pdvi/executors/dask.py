@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.executors.host import Measured, local_shape
+from pdvi.executors.host import Measured, add_up, local_shape
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.server import Server, begin, update
 from pdvi.executors.worker import Failure, awake, make_host
@@ -31,6 +31,7 @@ Calls = dict[str, tuple]  # what each worker is asked: a method of `WorkerHost`,
 
 POLL = 0.5  # seconds after which a silent worker is looked for among the living
 PAUSE = 0.0005  # seconds between two looks for an answer
+VISITS = "visit", "explore"  # whose bytes are counted
 OPENING = 4  # times the timeout, for a worker's first call: it imports, reads and compiles
 
 
@@ -92,8 +93,11 @@ class Dask(Server):
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
-        self._share_with_newcomers(state.lam0)
-        run = self._run_asynchronously if self.asynchronous else super().run
+        self._share_with_newcomers(state.lam)
+        return super().run(problem, solver, state, batches)
+
+    def _run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        run = self._run_asynchronously if self.asynchronous else super()._run
         return run(problem, solver, state, batches)
 
     def events(self) -> list[str]:
@@ -114,7 +118,7 @@ class Dask(Server):
             for b, local in self._ask(calls).values():
                 kept[b] = local
                 missing.remove(b)
-            self._recover(state.lam0)
+            self._recover(state.lam)
         return kept.stacked()
 
     def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
@@ -135,16 +139,27 @@ class Dask(Server):
             raise RuntimeError(msg)
 
     def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
+        return self._together(batch, lambda address, shards: self._visit_call(address, shards, state))
+
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        self._lam = np.asarray(state.lam)
+        return self._together(
+            batch, lambda _, shards: ("explore", shards, self._lam, stepper, self.boundary.halos(shards))
+        )
+
+    def _together(self, batch: np.ndarray, call: Any) -> tuple[PyTree, int]:
+        """Every worker's part of a batch: the sum of what they answered (None: nobody did), and for how many shards."""
         chosen = set(batch.tolist())
         shares = {a: [b for b in own if b in chosen] for a, own in self._owned.items()}
-        calls = {a: self._visit_call(a, shards, state) for a, shards in shares.items() if shards}
-        gaps, count = [], 0
-        for address, (gap, rows) in sorted(self._ask(calls).items()):
-            self._take_in(gap, rows)
-            gaps.append(gap)
+        calls = {a: call(a, shards) for a, shards in shares.items() if shards}
+        self.traffic.visits += sum(len(shares[address]) for address in calls)
+        parts, count = [], 0
+        for address, (part, rows) in sorted(self._ask(calls).items()):
+            self._take_in(part, rows)
+            parts.append(part)
             count += len(shares[address])
-        self._recover(state.lam0)
-        return np.sum(gaps, axis=0, dtype=float).astype(state.lam.dtype) if gaps else 0.0, count
+        self._recover(self._lam)
+        return add_up(parts) if parts else None, count
 
     def _visit_call(self, address: str, shards: list[int], state: Any) -> tuple:
         """The call of a visit; a penalty is sent only when it is new."""
@@ -152,14 +167,16 @@ class Dask(Server):
         known = np.array_equal(self._penalty.get(address, ()), penalty)
         self._penalty[address] = penalty
         self._lam = np.asarray(state.lam0)
-        halos = self.boundary.halos(shards)
-        self.traffic.visits += len(shards)
-        return "visit", shards, self._lam, None if known else penalty, halos
+        return "visit", shards, self._lam, None if known else penalty, self.boundary.halos(shards)
 
-    def _take_in(self, gap: np.ndarray, rows: PyTree) -> None:
+    def _take_in(self, part: PyTree, rows: PyTree) -> None:
         """What a visit gave: the rows that others read; the sum is for the caller."""
-        self.traffic.received += len(pickle.dumps((gap, rows), protocol=5))
+        self.traffic.received += len(pickle.dumps((part, rows), protocol=5))
         self.boundary.publish(rows)
+
+    def _statistics(self) -> PyTree:
+        answers = self._everywhere(lambda own: ("statistics", self.boundary.halos(own)))
+        return add_up([answers[address] for address in sorted(answers)])
 
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
         wanted = set(shards.tolist())
@@ -214,6 +231,7 @@ class Dask(Server):
                         state = begin(problem, solver, state, batches.shape[1])
                     begun += 1
                     centres[address] = np.asarray(state.lam0)
+                    self.traffic.visits += 1
                     flying |= self._submit({address: self._visit_call(address, [turn], state)})
             for address, (gap, rows) in self._arrivals(flying, self.timeout).items():
                 self._take_in(gap, rows)
@@ -250,7 +268,7 @@ class Dask(Server):
                 flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
             except RuntimeError:  # known to be lost before it was asked
                 self._lose(address, "is gone")
-            if method == "visit":
+            if method in VISITS:
                 self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return flying
 

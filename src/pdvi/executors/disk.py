@@ -89,6 +89,15 @@ class Disk(Server):
         self.boundary.publish(rows)
         return gap, len(shards)
 
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        shards = batch.tolist()
+        statistics, rows = self._host.explore(shards, state.lam, stepper, self.boundary.halos(shards))
+        self.boundary.publish(rows)
+        return statistics, len(shards)
+
+    def _statistics(self) -> PyTree:
+        return self._host.statistics(self.boundary.halos(self._host.shards))
+
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
         return self._host.curvature(lam, self.boundary.halos(shards), shards.tolist())
 

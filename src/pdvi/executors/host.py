@@ -83,7 +83,28 @@ class Host:
             self.local[b], self.pair[b] = phi, Pair(lam, mu)
             gaps.append(np.asarray(lam - lam0))
             rows[b] = self._exported(b, phi)
-        return np.sum(gaps, axis=0, dtype=float).astype(lam0.dtype), rows
+        return add_up(gaps), rows
+
+    def explore(self, batch: Iterable[int], lam: Any, stepper: Any, halos: Halos) -> tuple[PyTree, Halos]:
+        """Visits of a natural-gradient step: the sum of the statistics, and the rows that others read."""
+        lam, stepper = jnp.asarray(lam), traced(stepper)
+        found, rows = [], {}
+        for b in batch:
+            phi, statistics = _look(self.problem, stepper, self.local[b], halos[b], self.data[b], lam)
+            self.local[b] = phi
+            found.append(jax.tree.map(np.asarray, statistics))
+            rows[b] = self._exported(b, phi)
+        return add_up(found), rows
+
+    def statistics(self, halos: Halos) -> PyTree:
+        """The sum of the statistics of all shards, in double precision."""
+        total: PyTree = None
+        for b, shard in self._each():
+            found = jax.tree.map(
+                lambda leaf: np.asarray(leaf, float), _statistics(self.problem, self.local[b], halos[b], shard)
+            )
+            total = found if total is None else jax.tree.map(np.add, total, found)
+        return total
 
     def restart(self, key: Array, shards: Iterable[int]) -> Halos:
         """Local variables as at the start, for shards that lost theirs."""
@@ -239,6 +260,11 @@ def exports_of(problem: Problem) -> Exports | None:
     return None if halo is None else Exports(halo, jax.tree.leaves(local_shape(problem))[0].shape[0])
 
 
+def add_up(parts: list[PyTree]) -> PyTree:
+    """The sum of arrays or pytrees of them: added in double precision, in the type they have."""
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=float).astype(leaves[0].dtype), *parts)
+
+
 def local_shape(problem: Problem) -> PyTree:
     """Shapes and types of the local variables of one shard."""
     assert problem.store is not None
@@ -256,6 +282,19 @@ def _visit(
     problem: Problem, solver: Any, local: PyTree, halo: PyTree, shard: PyTree, lam0: Array, mu: Array, penalty: Array
 ) -> tuple[PyTree, Array, Array]:
     return solver.visit(problem, with_halo(local, halo), shard, lam0, mu, penalty)
+
+
+@eqx.filter_jit
+def _look(
+    problem: Problem, stepper: Any, local: PyTree, halo: PyTree, shard: PyTree, lam: Array
+) -> tuple[PyTree, PyTree]:
+    phi, statistics = stepper.look(problem, with_halo(local, halo), lam, shard)
+    return phi if halo is None else jax.tree.map(lambda leaf, own: leaf[: len(own)], phi, local), statistics
+
+
+@eqx.filter_jit
+def _statistics(problem: Problem, local: PyTree, halo: PyTree, shard: PyTree) -> PyTree:
+    return problem.model.statistics(with_halo(local, halo), shard)
 
 
 @eqx.filter_jit

@@ -18,8 +18,6 @@ PyTree = Any
 class Memory:
     """The default executor."""
 
-    explores = True  # makes the steps of a solver's every stage
-
     def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
         """The state before the first step, from ``lam`` and ``local`` where they are given."""
         if problem.store is not None:
@@ -96,12 +94,15 @@ def like(tree: PyTree, leaves: list[Any], what: str) -> PyTree:
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
 
 
-def stage(problem: Problem, solver: Any, state: Any, batch_size: int) -> tuple[Any, Any, int | None]:
+def stage(
+    problem: Problem, solver: Any, state: Any, batch_size: int, shards: Any = None
+) -> tuple[Any, Any, int | None]:
     """Who makes the next steps, how many of them (None: all), and the state as it takes them over.
 
     A solver that works in stages decides that outside compiled code: a branch inside would cost copies of the state.
+    ``shards`` speaks for those that are not in memory.
     """
-    return solver.stage(problem, state, batch_size) if hasattr(solver, "stage") else (state, solver, None)
+    return solver.stage(problem, state, batch_size, shards) if hasattr(solver, "stage") else (state, solver, None)
 
 
 @eqx.filter_jit

@@ -1,4 +1,4 @@
-"""Algorithm 1 from the server's side: shards are elsewhere, and keep what is theirs.
+"""Algorithm 1, and the exploring before it, from the server's side: shards are elsewhere, and keep what is theirs.
 
 The state is that of the solver without anything that belongs to a shard, so it is small, and a snapshot of it costs
 nothing. Going back to one (after a fault, an interruption, from a checkpoint) rebuilds the shards' part from the
@@ -17,7 +17,7 @@ import numpy as np
 
 from pdvi.algorithm import server_update, with_penalty
 from pdvi.executors.host import Boundary, Measured, local_shape
-from pdvi.executors.memory import report, traced
+from pdvi.executors.memory import report, stage, traced
 from pdvi.problem import Problem
 from pdvi.stepsize import curvature_shards
 
@@ -29,8 +29,6 @@ REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle
 
 class Server(ABC):
     """What executors share whose shards are elsewhere."""
-
-    explores = False  # visits are those of Algorithm 1
 
     problem: Problem
     solver: Any
@@ -47,14 +45,22 @@ class Server(ABC):
             _check_local(local, template, problem.n_shards)
         self.boundary = Boundary(problem)
         self._open(template, lam, local, batch_size)
-        curvature = None
-        if solver.eta is None:
-            looked_at = curvature_shards(problem)
-            curvature = jnp.asarray(self._curvature(lam, looked_at) / len(looked_at), lam.dtype)
-        return solver.init(problem, lam, None, batch_size, curvature)
+        return solver.init(problem, lam, None, batch_size, self.curvature(lam) if solver.eta is None else None)
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
+        left: Any = batches
+        while len(left):
+            state, stepper, steps = stage(problem, solver, state, batches.shape[1], self)
+            if hasattr(stepper, "visit"):
+                state = self._run(problem, stepper, state, left[:steps])
+            else:
+                state = self._explore(problem, stepper, state, left[:steps])
+            left = left[steps:] if steps else ()
+        return jax.block_until_ready(state)
+
+    def _run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        """Steps of Algorithm 1."""
         state = self._tidy(state)
         for batch in self._announce(batches):
             state = begin(problem, solver, state, len(batch))
@@ -62,7 +68,26 @@ class Server(ABC):
             state = update(state, jnp.asarray(gap), count, problem.n_shards, state.lam0) if count else state
             if self._disturbed():
                 state = self._tidy(state)
-        return jax.block_until_ready(state)
+        return state
+
+    def _explore(self, problem: Problem, stepper: Any, state: Any, batches: np.ndarray) -> Any:
+        """Natural-gradient steps. Whoever leaves them for Algorithm 1 asks for new duals, so none are kept up here."""
+        for batch in self._announce(batches):
+            statistics, count = self._look(batch, stepper, state)
+            if count:
+                state = _learn(problem, traced(stepper), state, jax.tree.map(jnp.asarray, statistics), count)
+            else:  # nobody answered; a step all the same
+                state = state._replace(made=state.made + 1)
+        return state
+
+    def statistics(self) -> PyTree:
+        """The sum of the statistics of all shards."""
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), self._statistics())
+
+    def curvature(self, lam: Array) -> Array:
+        """The mean curvature, as the automatic penalty wants it."""
+        looked_at = curvature_shards(self.problem)
+        return jnp.asarray(self._curvature(lam, looked_at) / len(looked_at), lam.dtype)
 
     def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
         """``state``, made aware that its local variables are known."""
@@ -128,6 +153,13 @@ class Server(ABC):
         """The sum of lam_b - lam0 over the shards that were visited, and their number."""
 
     @abstractmethod
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        """The sum of the statistics of the shards that were visited, and their number."""
+
+    @abstractmethod
+    def _statistics(self) -> PyTree: ...
+
+    @abstractmethod
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray: ...
 
     @abstractmethod
@@ -159,6 +191,11 @@ def begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
 @eqx.filter_jit
 def _begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
     return solver.begin(problem, state, batch_size)
+
+
+@eqx.filter_jit
+def _learn(problem: Problem, stepper: Any, state: Any, statistics: PyTree, count: int) -> Any:
+    return stepper.learn(problem, state, statistics, count)
 
 
 @eqx.filter_jit

@@ -175,15 +175,25 @@ class P2DVI(_PrimalDual):
         state = initial_state(lam, local, first, problem.n_shards)
         return ContinuedState(*state, target=target, made=jnp.asarray(0 if explore or continued else ENDED, jnp.int32))
 
-    def stage(self, problem: Problem, state: ContinuedState, batch_size: int) -> tuple[ContinuedState, Any, int | None]:
-        """Who makes the next steps, how many (None: all), and the state as it takes them over."""
+    def stage(
+        self, problem: Problem, state: ContinuedState, batch_size: int, shards: Any = None
+    ) -> tuple[ContinuedState, Any, int | None]:
+        """Who makes the next steps, how many (None: all), and the state as it takes them over.
+
+        ``shards`` speaks for shards that are not in memory: their ``statistics()``, their ``curvature(lam)``, and
+        ``warm(problem, solver, state)``.
+        """
         made, exploring = int(state.made), self._steps_exploring(problem, batch_size)
         if not exploring or made > exploring:
             return state, self, None
         if made < exploring:
             rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))
             return state, SVI(rate=rate, sweeps=SWEEPS), exploring - made
-        found = self.init(problem, _best_globals(problem, state.local), state.local, batch_size)
+        if shards is not None:
+            lam = _best_globals(problem, shards.statistics())
+            found = self.init(problem, lam, None, batch_size, shards.curvature(lam) if self.eta is None else None)
+            return shards.warm(problem, self, found), self, None
+        found = self.init(problem, _best_globals(problem, _statistics(problem, state.local)), state.local, batch_size)
         return _warm(self, problem, found), self, None
 
     def exploring(self, problem: Problem, state: ContinuedState, batch_size: int) -> bool:
@@ -233,8 +243,11 @@ class P2DVI(_PrimalDual):
 
 
 @eqx.filter_jit
-def _best_globals(problem: Problem, local: PyTree) -> Array:
-    return best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
+def _statistics(problem: Problem, local: PyTree) -> PyTree:
+    return add(problem.map_shards(problem.model.statistics, local))
+
+
+_best_globals = eqx.filter_jit(best_globals)
 
 
 @eqx.filter_jit
