@@ -101,7 +101,7 @@ def run(path: Path, options: argparse.Namespace) -> None:
         executor = pdvi.Dask(Client(cluster))
     opened = time.perf_counter()
     budget = {"batch_size": options.batch_size, "max_epochs": options.epochs, "tol": options.tol}
-    # without exploring, which Memory alone can do: the same work for all executors
+    # without exploring: all epochs have the same work, and one can be timed
     result = pdvi.fit(problem, pdvi.P2DVI(exploration=0), executor=executor, **budget)
     done, highest = time.perf_counter(), peak()  # before the labels of all spots are compared at once
     truth = np.load(path / "truth.npy")

@@ -1,7 +1,12 @@
-"""Small models written the way a user would: plain classes, nothing inherited."""
+"""Small models written the way a user would: plain classes, nothing inherited; and a small tissue."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+import pdvi
+from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.partition import along_space, layout, median_cuts
 
 
 class Regression:
@@ -31,3 +36,24 @@ def regression_shards(rng, sizes):
     x, y = regression_rows(rng, sum(sizes))
     ends = np.cumsum(sizes)
     return [{"x": x[b - s : b], "y": y[b - s : b], "fraction": np.asarray(s / sum(sizes))} for b, s in zip(ends, sizes)]
+
+
+def tissue_problem(n_spots=1_200, n_patches=6, poor=False):
+    """A small tissue; a poor start is four rows that lie side by side."""
+    tissue = pdvi.datasets.tissue_features(n_spots, n_features=8, n_domains=4, patchiness=6)
+    graph = pdvi.graphs.weights(pdvi.graphs.nearest(tissue.coordinates, 6), tissue.X)
+    where = layout(median_cuts(tissue.coordinates, n_patches), along_space(tissue.coordinates))
+    settings = empirical_bayes(tissue.X, 4)
+    if poor:
+        settings = settings._replace(means=tissue.X[:4])
+    return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3)
+
+
+def numbers(result):
+    """All parameters of a result."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((result.global_params, result.local_params))]
+
+
+def largest_difference(a, b):
+    """Between the parameters of two results, relative to the largest entry of each array."""
+    return max(np.abs(x - y).max() / max(np.abs(x).max(), 1e-300) for x, y in zip(numbers(a), numbers(b)))

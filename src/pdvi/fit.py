@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -168,7 +167,6 @@ class _Run:
         if isinstance(start, str | os.PathLike):
             start = load_result(start)
         executor = executor or (Memory() if problem.store is None else Disk())
-        solver = _for_executor(solver, executor)
         earlier = start if isinstance(start, Result) and start.solver == _describe(solver) else None
         self.problem, self.solver = problem, solver
         self.batch_size = _batch_size(problem, solver, batch_size, earlier)
@@ -242,7 +240,7 @@ class _Run:
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
         epoch, objective = self.rows[-1]["epoch"], self.rows[-1]["objective"]
-        if self.rows[-1]["event"] == EXPLORING:
+        if self.rows[-1]["event"].startswith(EXPLORING):
             self.safeguard = Safeguard()  # what explores may rise; judged is what comes after
         trouble = self.safeguard.judge(epoch, objective)
         if trouble is None:
@@ -428,19 +426,6 @@ def _lam_from(problem: Problem, start: Any) -> jax.Array:
             msg = f"`start` must be finite: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
     return problem.ravel({name: jnp.asarray(value, jnp.result_type(float)) for name, value in start.items()})
-
-
-def _for_executor(solver: Any, executor: Any) -> Any:
-    """Where shards are elsewhere there is no exploring: said if it was asked for, else left out."""
-    if executor.explores or not hasattr(solver, "exploration"):
-        return solver
-    if solver.exploration:
-        msg = (
-            f"`exploration` must be 0 or left out for the executor {type(executor).__name__}, got "
-            f"{solver.exploration!r}; explore a part of the data in memory and give its globals as `start`."
-        )
-        raise ValueError(msg)
-    return dataclasses.replace(solver, exploration=0)
 
 
 def _describe(solver: Any) -> str:

@@ -12,41 +12,17 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
+from models_for_tests import largest_difference, numbers, tissue_problem
 
-distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of dask about workers that are killed on purpose
 
 TIMEOUT = 6.0
-
-
-def tissue_problem(n_spots=1_200, n_patches=6):
-    tissue = pdvi.datasets.tissue_features(n_spots, n_features=8, n_domains=4, patchiness=6)
-    graph = pdvi.graphs.weights(pdvi.graphs.nearest(tissue.coordinates, 6), tissue.X)
-    where = layout(median_cuts(tissue.coordinates, n_patches), along_space(tissue.coordinates))
-    return potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 4), where, beta=0.3)
 
 
 PROBLEMS = {
     "tissue": tissue_problem,
     "quadratic": lambda: pdvi.datasets.quadratic(n=12, condition=20, heterogeneity=0.8, linear=0.3),
 }
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    settings = {"distributed.worker.daemon": True, "distributed.admin.log-format": "%(message)s"}
-    import dask
-
-    with (
-        dask.config.set(settings),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield cluster, client
 
 
 @pytest.fixture(scope="module", params=PROBLEMS)
@@ -56,14 +32,6 @@ def both(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("stores") / request.param
     pdvi.write_store(path, problem)
     return problem, pdvi.Problem.from_store(path)
-
-
-def numbers(result):
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((result.global_params, result.local_params))]
-
-
-def largest_difference(a, b):
-    return max(np.abs(x - y).max() / max(np.abs(x).max(), 1e-300) for x, y in zip(numbers(a), numbers(b)))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.executors.host import Measured, local_shape
+from pdvi.executors.host import Measured, add_up, local_shape
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.server import Server, begin, update
 from pdvi.executors.worker import Failure, awake, make_host
@@ -31,6 +31,7 @@ Calls = dict[str, tuple]  # what each worker is asked: a method of `WorkerHost`,
 
 POLL = 0.5  # seconds after which a silent worker is looked for among the living
 PAUSE = 0.0005  # seconds between two looks for an answer
+VISITS = "visit", "explore"  # whose bytes are counted
 OPENING = 4  # times the timeout, for a worker's first call: it imports, reads and compiles
 
 
@@ -74,9 +75,9 @@ class Dask(Server):
         if not timeout > 0:
             msg = f"`timeout` must be a positive number of seconds, got {timeout!r}."
             raise ValueError(msg)
+        super().__init__()
         self.client, self.asynchronous, self.timeout = client, asynchronous, timeout
         self.traffic = Traffic()
-        self._happened: list[str] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -92,14 +93,12 @@ class Dask(Server):
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
-        self._share_with_newcomers(state.lam0)
-        run = self._run_asynchronously if self.asynchronous else super().run
-        return run(problem, solver, state, batches)
+        self._share_with_newcomers(state.lam)
+        return super().run(problem, solver, state, batches)
 
-    def events(self) -> list[str]:
-        """Workers lost and gained since the last call."""
-        happened, self._happened = self._happened, []
-        return happened
+    def _run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        run = self._run_asynchronously if self.asynchronous else super()._run
+        return run(problem, solver, state, batches)
 
     def close(self) -> None:
         """Let the workers forget the run."""
@@ -114,7 +113,7 @@ class Dask(Server):
             for b, local in self._ask(calls).values():
                 kept[b] = local
                 missing.remove(b)
-            self._recover(state.lam0)
+            self._recover(state.lam)
         return kept.stacked()
 
     def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
@@ -131,20 +130,31 @@ class Dask(Server):
         for rows in self._ask(calls, patience=OPENING).values():
             self.boundary.publish(rows)
         if self._orphans:
-            msg = f"workers were lost while they read their shards: {'; '.join(self._happened)}; try again."
+            msg = f"workers were lost while they read their shards: {'; '.join(self.events())}; try again."
             raise RuntimeError(msg)
 
     def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
+        return self._together(batch, lambda address, shards: self._visit_call(address, shards, state))
+
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        self._lam = np.asarray(state.lam)
+        return self._together(
+            batch, lambda _, shards: ("explore", shards, self._lam, stepper, self.boundary.halos(shards))
+        )
+
+    def _together(self, batch: np.ndarray, call: Any) -> tuple[PyTree, int]:
+        """Every worker's part of a batch: the sum of what they answered (None: nobody did), and for how many shards."""
         chosen = set(batch.tolist())
         shares = {a: [b for b in own if b in chosen] for a, own in self._owned.items()}
-        calls = {a: self._visit_call(a, shards, state) for a, shards in shares.items() if shards}
-        gaps, count = [], 0
-        for address, (gap, rows) in sorted(self._ask(calls).items()):
-            self._take_in(gap, rows)
-            gaps.append(gap)
+        calls = {a: call(a, shards) for a, shards in shares.items() if shards}
+        self.traffic.visits += sum(len(shares[address]) for address in calls)
+        parts, count = [], 0
+        for address, (part, rows) in sorted(self._ask(calls).items()):
+            self._take_in(part, rows)
+            parts.append(part)
             count += len(shares[address])
-        self._recover(state.lam0)
-        return np.sum(gaps, axis=0, dtype=float).astype(state.lam.dtype) if gaps else 0.0, count
+        self._recover(self._lam)
+        return add_up(parts) if parts else None, count
 
     def _visit_call(self, address: str, shards: list[int], state: Any) -> tuple:
         """The call of a visit; a penalty is sent only when it is new."""
@@ -152,14 +162,16 @@ class Dask(Server):
         known = np.array_equal(self._penalty.get(address, ()), penalty)
         self._penalty[address] = penalty
         self._lam = np.asarray(state.lam0)
-        halos = self.boundary.halos(shards)
-        self.traffic.visits += len(shards)
-        return "visit", shards, self._lam, None if known else penalty, halos
+        return "visit", shards, self._lam, None if known else penalty, self.boundary.halos(shards)
 
-    def _take_in(self, gap: np.ndarray, rows: PyTree) -> None:
+    def _take_in(self, part: PyTree, rows: PyTree) -> None:
         """What a visit gave: the rows that others read; the sum is for the caller."""
-        self.traffic.received += len(pickle.dumps((gap, rows), protocol=5))
+        self.traffic.received += len(pickle.dumps((part, rows), protocol=5))
         self.boundary.publish(rows)
+
+    def _statistics(self) -> PyTree:
+        answers = self._everywhere(lambda own: ("statistics", self.boundary.halos(own)))
+        return add_up([answers[address] for address in sorted(answers)])
 
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
         wanted = set(shards.tolist())
@@ -214,6 +226,7 @@ class Dask(Server):
                         state = begin(problem, solver, state, batches.shape[1])
                     begun += 1
                     centres[address] = np.asarray(state.lam0)
+                    self.traffic.visits += 1
                     flying |= self._submit({address: self._visit_call(address, [turn], state)})
             for address, (gap, rows) in self._arrivals(flying, self.timeout).items():
                 self._take_in(gap, rows)
@@ -250,7 +263,7 @@ class Dask(Server):
                 flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
             except RuntimeError:  # known to be lost before it was asked
                 self._lose(address, "is gone")
-            if method == "visit":
+            if method in VISITS:
                 self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return flying
 
@@ -348,7 +361,7 @@ class Dask(Server):
         self._penalty.pop(address, None)
         if address in self.client.nthreads():  # silent, not gone: it may wake up
             self._silent[address] = self.client.submit(awake, workers=[address], pure=False)
-        self._happened.append(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
+        self.tell(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
 
     def _recover(self, lam: Any) -> None:
         """Find the orphans new workers."""
@@ -377,7 +390,7 @@ class Dask(Server):
                 size = min(fair - len(self._owned[new]), max(1, len(self._owned[giver]) - fair))
                 self._move(giver, new, self._owned[giver][-size:])
                 self._recover(lam)
-            self._happened.append(f"worker {new} joined: {len(self._owned.get(new, ()))} shards moved to it")
+            self.tell(f"worker {new} joined: {len(self._owned.get(new, ()))} shards moved to it")
 
     def _move(self, giver: str, taker: str, shards: list[int]) -> None:
         parcel = self._ask({giver: ("release", shards)}).get(giver)

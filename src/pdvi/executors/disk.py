@@ -41,6 +41,7 @@ class Disk(Server):
     """
 
     def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike | None = None):
+        super().__init__()
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch = scratch
 
@@ -88,6 +89,15 @@ class Disk(Server):
         gap, rows = self._host.visit(shards, state.lam0, state.penalty, self.boundary.halos(shards))
         self.boundary.publish(rows)
         return gap, len(shards)
+
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        shards = batch.tolist()
+        statistics, rows = self._host.explore(shards, state.lam, stepper, self.boundary.halos(shards))
+        self.boundary.publish(rows)
+        return statistics, len(shards)
+
+    def _statistics(self) -> PyTree:
+        return self._host.statistics(self.boundary.halos(self._host.shards))
 
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
         return self._host.curvature(lam, self.boundary.halos(shards), shards.tolist())

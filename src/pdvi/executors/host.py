@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.executors.memory import traced
-from pdvi.oracles import CoordinateDescent
 from pdvi.problem import Problem, with_halo
 from pdvi.shards import to_device
+from pdvi.solvers.local_variables import settled
 from pdvi.stepsize import shard_curvature
 from pdvi.store import Store
 
@@ -83,7 +83,28 @@ class Host:
             self.local[b], self.pair[b] = phi, Pair(lam, mu)
             gaps.append(np.asarray(lam - lam0))
             rows[b] = self._exported(b, phi)
-        return np.sum(gaps, axis=0, dtype=float).astype(lam0.dtype), rows
+        return add_up(gaps), rows
+
+    def explore(self, batch: Iterable[int], lam: Any, stepper: Any, halos: Halos) -> tuple[PyTree, Halos]:
+        """Visits of a natural-gradient step: the sum of the statistics, and the rows that others read."""
+        lam, stepper = jnp.asarray(lam), traced(stepper)
+        found, rows = [], {}
+        for b in batch:
+            phi, statistics = _look(self.problem, stepper, self.local[b], halos[b], self.data[b], lam)
+            self.local[b] = phi
+            found.append(jax.tree.map(np.asarray, statistics))
+            rows[b] = self._exported(b, phi)
+        return add_up(found), rows
+
+    def statistics(self, halos: Halos) -> PyTree:
+        """The sum of the statistics of all shards, in double precision."""
+        total: PyTree = None
+        for b, shard in self._each():
+            found = jax.tree.map(
+                lambda leaf: np.asarray(leaf, float), _statistics(self.problem, self.local[b], halos[b], shard)
+            )
+            total = found if total is None else jax.tree.map(np.add, total, found)
+        return total
 
     def restart(self, key: Array, shards: Iterable[int]) -> Halos:
         """Local variables as at the start, for shards that lost theirs."""
@@ -239,6 +260,11 @@ def exports_of(problem: Problem) -> Exports | None:
     return None if halo is None else Exports(halo, jax.tree.leaves(local_shape(problem))[0].shape[0])
 
 
+def add_up(parts: list[PyTree]) -> PyTree:
+    """The sum of arrays or pytrees of them: added in double precision, in the type they have."""
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=float).astype(leaves[0].dtype), *parts)
+
+
 def local_shape(problem: Problem) -> PyTree:
     """Shapes and types of the local variables of one shard."""
     assert problem.store is not None
@@ -259,13 +285,26 @@ def _visit(
 
 
 @eqx.filter_jit
+def _look(
+    problem: Problem, stepper: Any, local: PyTree, halo: PyTree, shard: PyTree, lam: Array
+) -> tuple[PyTree, PyTree]:
+    phi, statistics = stepper.look(problem, with_halo(local, halo), lam, shard)
+    return _own(phi, local), statistics
+
+
+def _own(phi: PyTree, local: PyTree) -> PyTree:
+    """Without the halo rows, as in ``local``."""
+    return jax.tree.map(lambda leaf, own: leaf[: len(own)], phi, local)
+
+
+@eqx.filter_jit
+def _statistics(problem: Problem, local: PyTree, halo: PyTree, shard: PyTree) -> PyTree:
+    return problem.model.statistics(with_halo(local, halo), shard)
+
+
+@eqx.filter_jit
 def _settle(problem: Problem, lam: Array, local: PyTree, halo: PyTree, shard: PyTree) -> PyTree:
-    """The local minimiser: one step where it is exact, as many sweeps as the model needs where they only descend."""
-
-    def sweep(_: Any, local: PyTree) -> PyTree:
-        return CoordinateDescent().local_step(problem, with_halo(local, halo), lam, shard)
-
-    return jax.lax.fori_loop(0, getattr(problem.model, "local_sweeps", 1), sweep, local)
+    return _own(settled(problem, with_halo(local, halo), lam, shard), local)
 
 
 @eqx.filter_jit

@@ -9,24 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi.executors.diary import Diary
 from pdvi.problem import Problem
 from pdvi.solvers.conjugate import add, best_globals
-from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.solvers.local_variables import own_rows, settled
 
 Array = jax.Array
 PyTree = Any
 
 REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle together
-SETTLED = 1e-3  # largest change of a local variable, relative to the largest one
 
 
-class Memory:
+class Memory(Diary):
     """The default executor."""
-
-    explores = True  # makes the steps of a solver's every stage
-
-    def __init__(self) -> None:
-        self._told: list[str] = []
 
     def init(self, problem: Problem, solver: Any, key: Array, lam: Array | None, local: PyTree, batch_size: int) -> Any:
         """The state before the first step, from ``lam`` and ``local`` where they are given."""
@@ -82,15 +77,6 @@ class Memory:
         """A new beginning with these globals, and the locals that fit them."""
         local = _settled(problem, lam, problem.init(self.key)[1])
         return self.warm(problem, solver, solver.init(problem, lam, local, batch_size))
-
-    def tell(self, event: str) -> None:
-        """Something for the trace."""
-        self._told.append(event)
-
-    def events(self) -> list[str]:
-        """What was told since the last call."""
-        told, self._told = self._told, []
-        return told
 
     def close(self) -> None:
         """Nothing is held."""
@@ -163,9 +149,7 @@ def _settled(problem: Problem, lam: Array, local: PyTree) -> PyTree:
     """The locals near ``local`` that minimise F for these globals."""
 
     def settle(_: Any, local: PyTree) -> PyTree:
-        return problem.map_shards(
-            lambda phi, shard: own_rows(problem, optimise(problem, phi, lam, shard, None, SETTLED)), local
-        )
+        return problem.map_shards(lambda phi, shard: own_rows(problem, settled(problem, phi, lam, shard)), local)
 
     return jax.lax.fori_loop(0, 1 if problem.halo is None else REBUILD_PASSES, settle, local)
 

@@ -1,4 +1,4 @@
-"""Algorithm 1 from the server's side: shards are elsewhere, and keep what is theirs.
+"""Algorithm 1, and the exploring before it, from the server's side: shards are elsewhere, and keep what is theirs.
 
 The state is that of the solver without anything that belongs to a shard, so it is small, and a snapshot of it costs
 nothing. Going back to one (after a fault, an interruption, from a checkpoint) rebuilds the shards' part from the
@@ -16,21 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.algorithm import server_update, with_penalty
+from pdvi.executors.diary import Diary
 from pdvi.executors.host import Boundary, Measured, local_shape
-from pdvi.executors.memory import report, traced
+from pdvi.executors.memory import REBUILD_PASSES, report, stage, traced
 from pdvi.problem import Problem
+from pdvi.solvers.conjugate import best_globals
 from pdvi.stepsize import curvature_shards
 
 Array = jax.Array
 PyTree = Any
 
-REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle together
 
-
-class Server(ABC):
+class Server(Diary, ABC):
     """What executors share whose shards are elsewhere."""
-
-    explores = False  # visits are those of Algorithm 1
 
     problem: Problem
     solver: Any
@@ -47,14 +45,22 @@ class Server(ABC):
             _check_local(local, template, problem.n_shards)
         self.boundary = Boundary(problem)
         self._open(template, lam, local, batch_size)
-        curvature = None
-        if solver.eta is None:
-            looked_at = curvature_shards(problem)
-            curvature = jnp.asarray(self._curvature(lam, looked_at) / len(looked_at), lam.dtype)
-        return solver.init(problem, lam, None, batch_size, curvature)
+        return self._begun(solver, lam, batch_size)
 
     def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
         """``state`` after one step per row of ``batches``."""
+        left: Any = batches
+        while len(left):
+            state, stepper, steps = stage(problem, solver, state, batches.shape[1], self)
+            if hasattr(stepper, "visit"):
+                state = self._run(problem, stepper, state, left[:steps])
+            else:
+                state = self._explore(problem, stepper, state, left[:steps])
+            left = left[steps:] if steps else ()
+        return jax.block_until_ready(state)
+
+    def _run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
+        """Steps of Algorithm 1."""
         state = self._tidy(state)
         for batch in self._announce(batches):
             state = begin(problem, solver, state, len(batch))
@@ -62,7 +68,45 @@ class Server(ABC):
             state = update(state, jnp.asarray(gap), count, problem.n_shards, state.lam0) if count else state
             if self._disturbed():
                 state = self._tidy(state)
-        return jax.block_until_ready(state)
+        return state
+
+    def _explore(self, problem: Problem, stepper: Any, state: Any, batches: np.ndarray) -> Any:
+        """Natural-gradient steps. Whoever leaves them for Algorithm 1 asks for new duals, so none are kept up here."""
+        for batch in self._announce(batches):
+            statistics, count = self._look(batch, stepper, state)
+            if count:
+                state = _learn(problem, traced(stepper), state, jax.tree.map(jnp.asarray, statistics), count)
+            else:  # nobody answered; a step all the same
+                state = state._replace(made=state.made + 1)
+        return state
+
+    def objective(self, problem: Problem, state: Any) -> Array:
+        """F, its shards added in double precision."""
+        return jnp.asarray(_in_order(self._evaluate(state.lam).losses).sum(), state.lam.dtype)
+
+    def with_initial_locals(self, problem: Problem, state: Any) -> Any:
+        """``state``; the locals are those that the run began with."""
+        self._restart()
+        return state
+
+    def with_best_globals(self, problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
+        """A new beginning with the best globals for the locals there are."""
+        statistics = jax.tree.map(lambda leaf: jnp.asarray(leaf, state.lam.dtype), self._statistics())
+        begun = self._begun(solver, _best_globals(problem, statistics), batch_size)
+        return self.warm(problem, solver, begun)
+
+    def with_globals(self, problem: Problem, solver: Any, state: Any, lam: Array, batch_size: int) -> Any:
+        """A new beginning with these globals, and the locals that fit them."""
+        self._settle(lam)
+        return self._tidy(solver.settle(self._begun(solver, lam, batch_size)))
+
+    def _begun(self, solver: Any, lam: Array, batch_size: int) -> Any:
+        """The state before the first step."""
+        curvature = None
+        if solver.eta is None:
+            looked_at = curvature_shards(self.problem)
+            curvature = jnp.asarray(self._curvature(lam, looked_at) / len(looked_at), lam.dtype)
+        return solver.init(self.problem, lam, None, batch_size, curvature)
 
     def warm(self, problem: Problem, solver: Any, state: Any) -> Any:
         """``state``, made aware that its local variables are known."""
@@ -73,16 +117,21 @@ class Server(ABC):
         if known:
             self._rebuild(state.lam, settle=False)
         else:
-            self._restart()
-            for _ in range(1 if self.boundary.exports is None else REBUILD_PASSES):
-                self._rebuild(state.lam, settle=True)
+            self._settle(state.lam)
         return self._tidy(state)
+
+    def _settle(self, lam: Array) -> None:
+        """Locals that fit these globals, and their duals."""
+        self._restart()
+        for _ in range(1 if self.boundary.exports is None else REBUILD_PASSES):
+            self._rebuild(lam, settle=True)
 
     def evaluate(self, problem: Problem, solver: Any, state: Any) -> dict[str, float]:
         """Objective, gradient norms and the consensus gap. Shards are added in double precision."""
         found = self._evaluate(state.lam)
-        losses = np.array([found.losses[b] for b in sorted(found.losses)])
-        return report(problem, losses, found.gradient, {"consensus": found.disagreement / problem.n_shards})
+        return report(
+            problem, _in_order(found.losses), found.gradient, {"consensus": found.disagreement / problem.n_shards}
+        )
 
     def _check(self, problem: Problem, solver: Any) -> None:
         name = type(self).__name__
@@ -112,10 +161,6 @@ class Server(ABC):
         """Whether shards were rebuilt since the last call."""
         return False
 
-    def events(self) -> list[str]:
-        """What happened since the last call that the trace should tell."""
-        return []
-
     @abstractmethod
     def close(self) -> None:
         """Let go of what the run held."""
@@ -126,6 +171,13 @@ class Server(ABC):
     @abstractmethod
     def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
         """The sum of lam_b - lam0 over the shards that were visited, and their number."""
+
+    @abstractmethod
+    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
+        """The sum of the statistics of the shards that were visited, and their number."""
+
+    @abstractmethod
+    def _statistics(self) -> PyTree: ...
 
     @abstractmethod
     def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray: ...
@@ -159,6 +211,18 @@ def begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
 @eqx.filter_jit
 def _begin(problem: Problem, solver: Any, state: Any, batch_size: int) -> Any:
     return solver.begin(problem, state, batch_size)
+
+
+_best_globals = eqx.filter_jit(best_globals)
+
+
+def _in_order(losses: dict[int, float]) -> np.ndarray:
+    return np.array([losses[b] for b in sorted(losses)])
+
+
+@eqx.filter_jit
+def _learn(problem: Problem, stepper: Any, state: Any, statistics: PyTree, count: int) -> Any:
+    return stepper.learn(problem, state, statistics, count)
 
 
 @eqx.filter_jit

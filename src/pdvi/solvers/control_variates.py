@@ -82,4 +82,4 @@ class ControlVariates(eqx.Module):
             return optimise(problem, phi, lam, shard, self.sweeps, self.tol)
         x, slope, _ = gradients(problem, phi, lam, shard)
         x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, slope)
-        return with_halo_of(problem, phi, constrained(problem, x, shard))
+        return with_halo_of(phi, constrained(problem, x, shard))

@@ -17,6 +17,7 @@ from pdvi.solvers.conjugate import require
 Array = jax.Array
 PyTree = Any
 
+SETTLED = 1e-3  # largest change in a sweep, relative to the largest entry
 FEW = 3  # sweeps: to look after each whether it was the last costs more than it saves
 
 
@@ -28,11 +29,13 @@ def own_rows(problem: Problem, local: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[: leaf.shape[0] - foreign], local)
 
 
-def with_halo_of(problem: Problem, local: PyTree, own: PyTree) -> PyTree:
-    """``own`` with the halo rows of ``local`` appended."""
-    if problem.halo is None:
-        return own
-    return jax.tree.map(lambda mine, all_: jnp.concatenate([mine, all_[mine.shape[0] :]]), own, local)
+def with_halo_of(local: PyTree, own: PyTree) -> PyTree:
+    """``own`` with the halo rows of ``local``, if it has some, appended."""
+
+    def append(mine: Array, all_: Array) -> Array:
+        return mine if mine.shape == all_.shape else jnp.concatenate([mine, all_[mine.shape[0] :]])
+
+    return jax.tree.map(append, own, local)
 
 
 def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps: int | None, tol: float) -> PyTree:
@@ -47,7 +50,7 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
         raise ValueError(msg)
 
     def sweep(old: PyTree) -> PyTree:
-        return with_halo_of(problem, old, CoordinateDescent().local_step(problem, old, lam, shard))
+        return with_halo_of(old, CoordinateDescent().local_step(problem, old, lam, shard))
 
     if not jax.tree.leaves(local):
         return sweep(local)
@@ -66,6 +69,11 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
         return count + 1, new, _largest_change(old, new)
 
     return jax.lax.while_loop(unfinished, again, (0, local, jnp.asarray(jnp.inf, lam.dtype)))[1]
+
+
+def settled(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> PyTree:
+    """The locals near ``local`` that fit given globals: where a run goes on from globals alone."""
+    return optimise(problem, local, lam, shard, None, SETTLED)
 
 
 def _largest_change(old: PyTree, new: PyTree) -> Array:
@@ -102,7 +110,7 @@ def gradients(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> tup
     x = free(problem, own_rows(problem, local))
 
     def loss(x: PyTree, lam: Array) -> Array:
-        return problem.loss(with_halo_of(problem, local, constrained(problem, x, shard)), lam, shard)
+        return problem.loss(with_halo_of(local, constrained(problem, x, shard)), lam, shard)
 
     if not hasattr(problem.model, "local_gradient"):
         return x, *jax.grad(loss, argnums=(0, 1))(x, lam)

@@ -54,20 +54,27 @@ class SVI(eqx.Module):
 
     def step(self, problem: Problem, state: Any, batch: Array) -> Any:
         """Visit the shards in ``batch``. Any state with the fields of `SVIState` will do; P2D-VI explores so."""
-        model = problem.model
 
         def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree]:
-            phi = optimise(problem, phi, state.lam, shard, self.sweeps, self.tol)
-            return own_rows(problem, phi), model.statistics(phi, shard)
+            phi, statistics = self.look(problem, phi, state.lam, shard)
+            return own_rows(problem, phi), statistics
 
         phi, statistics = problem.map_shards(visit, state.local, batch)
-        scale = problem.n_shards / batch.shape[0]
-        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, add(statistics)))
+        return self.learn(problem, state, add(statistics), batch.shape[0])._replace(local=put(state.local, batch, phi))
+
+    def look(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree]:
+        """One shard's part of a step: its locals (and the halo rows they came with), and its statistics."""
+        phi = optimise(problem, phi, lam, shard, self.sweeps, self.tol)
+        return phi, problem.model.statistics(phi, shard)
+
+    def learn(self, problem: Problem, state: Any, statistics: PyTree, count: int) -> Any:
+        """The server's part of a step, from the added statistics of ``count`` shards."""
+        model, scale = problem.model, problem.n_shards / count
+        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, statistics))
         a = jnp.minimum(1.0, decayed(self.rate, state.made, self.forgetting, self.delay))
         natural = jax.tree.map(
             lambda old, new: (1 - a) * old + a * new,
             model.natural(problem.unravel(state.lam)),
             model.natural(problem.unravel(target)),
         )
-        lam = problem.ravel(model.from_natural(natural))
-        return state._replace(lam=lam, local=put(state.local, batch, phi), made=state.made + 1)
+        return state._replace(lam=problem.ravel(model.from_natural(natural)), made=state.made + 1)

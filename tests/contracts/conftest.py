@@ -1,0 +1,16 @@
+import pytest
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers on this machine, and a client."""
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
+    settings = {"distributed.worker.daemon": True, "distributed.admin.log-format": "%(message)s"}
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield cluster, client
