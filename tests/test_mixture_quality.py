@@ -139,13 +139,35 @@ def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it
     np.testing.assert_allclose(found.h, found.duals.mean(0) / found.penalty, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 4, 5])
-def test_a_run_interrupted_while_exploring_goes_on_to_the_same_bits(explorable, epochs):
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 4, 5])
+def test_a_run_killed_while_exploring_goes_on_to_the_same_bits(explorable, tmp_path, epoch):
+    def kill(progress):
+        if progress.record["epoch"] == epoch:
+            raise Killed
+
+    keep = pdvi.Checkpoint(tmp_path / "kept", every_seconds=0)
+    with pytest.raises(Killed):
+        pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=8, tol=0, checkpoint=keep, callbacks=[kill])
     whole = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=8, tol=0)
-    part = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=epochs, tol=0)
-    resumed = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=8, tol=0, start=part)
+    resumed = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=8, tol=0, start=keep.path)
     assert resumed.objective == whole.objective
     np.testing.assert_array_equal(resumed.local_params, whole.local_params)
+
+
+def test_a_run_that_ends_while_exploring_gives_the_best_it_has(explorable):
+    for solver in (pdvi.P2DVI(), pdvi.P2DVI(exploration=20)):
+        ended = pdvi.fit(explorable, solver, max_epochs=4, tol=0)
+        *before, last = ended.trace["event"]
+        assert before == [*3 * [""], *2 * ["exploring"]]
+        assert last.startswith("ended while exploring")
+        assert ended.objective < ended.trace["objective"].iloc[:-1].min()
+        longer = pdvi.fit(explorable, solver, start=ended, max_epochs=8, tol=0)
+        assert not longer.trace["event"].iloc[len(ended.trace) :].any()
+        assert longer.objective <= ended.objective
 
 
 def test_exploration_ends_between_log_points_too(explorable):

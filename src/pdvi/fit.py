@@ -106,7 +106,8 @@ def fit(
     start
         a dict of blocks to start from; a `Point` (``result.point``), which has local variables too; or a result or
         a checkpoint: made by the same solver it is continued, to the same bits as an uninterrupted run with the same
-        log points (budgets count from its beginning); made by another its point is where a new run starts.
+        log points (budgets count from its beginning; one that ended while exploring does not explore any more); made
+        by another its point is where a new run starts.
     callbacks
         called with a `Progress` at every log point; the run stops when one returns True.
     checkpoint
@@ -144,6 +145,7 @@ def fit(
                 raise  # nothing done, nothing to return
             run.rewind()
             status = Status.INTERRUPTED
+    run.conclude()
     result = run.result(status)
     run.executor.close()
     keep.now(result)
@@ -219,8 +221,7 @@ class _Run:
     def log(self, event: str = "") -> None:
         """Evaluate the state and add a row to the trace."""
         measured = self.executor.evaluate(self.problem, self.solver, self.state)
-        exploring = getattr(self.solver, "exploring", None)
-        if not event and exploring and exploring(self.problem, self.state, self.batch_size):
+        if not event and self._exploring():
             event = EXPLORING
         epoch = self.step / self.steps_per_epoch
         event = "; ".join([event, *self.executor.events()] if event else self.executor.events())
@@ -229,6 +230,16 @@ class _Run:
         if self.step == 0 and not np.isfinite(measured["objective"]):
             msg = f"the objective at the start is {measured['objective']}; give another `start`."
             raise ValueError(msg)
+
+    def _exploring(self) -> bool:
+        exploring = getattr(self.solver, "exploring", None)
+        return bool(exploring and exploring(self.problem, self.state, self.batch_size))
+
+    def conclude(self) -> None:
+        """A run that ends while it explores, which is noisy, gives the best that it has."""
+        if self._exploring():
+            self.state = self.solver.conclude(self.problem, self.state, self.batch_size, self.executor)
+            self.log("ended while exploring")
 
     def rewind(self) -> None:
         """Back to the last log point: the trace and the state must tell the same."""

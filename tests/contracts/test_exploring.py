@@ -54,8 +54,8 @@ def test_in_single_precision_too(tissue, cluster):
 
 def test_exploring_asked_for_and_left_out(tissue):
     stored = pdvi.Problem.from_store(tissue[1])
-    asked = pdvi.fit(stored, pdvi.P2DVI(exploration=1, eta=0.1), max_epochs=3, tol=0)
-    assert asked.trace["event"].tolist() == ["", "", "", "exploring"]
+    asked = pdvi.fit(stored, pdvi.P2DVI(exploration=1, eta=0.1), max_epochs=4, tol=0)
+    assert asked.trace["event"].tolist() == ["", "", "", "exploring", ""]
     assert not pdvi.fit(stored, pdvi.P2DVI(exploration=0), max_epochs=2, tol=0).trace["event"].any()
     pdvi.write_store(tissue[1].with_name("quadratic"), pdvi.datasets.quadratic(n=40))
     other = pdvi.Problem.from_store(tissue[1].with_name("quadratic"))

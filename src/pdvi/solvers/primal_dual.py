@@ -201,11 +201,15 @@ class P2DVI(_PrimalDual):
         if made < end:
             rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))
             return state, SVI(rate=rate, sweeps=SWEEPS), end - made
+        return self.conclude(problem, state, batch_size, executor), self, None
+
+    def conclude(self, problem: Problem, state: ContinuedState, batch_size: int, executor: Any) -> ContinuedState:
+        """The end of exploring: what was found, or where the run was before if that is better."""
         found = executor.with_best_globals(problem, self, state, batch_size)
-        if not executor.objective(problem, found) < state.reached:
-            executor.tell("explored in vain")
-            found = executor.with_globals(problem, self, state, state.kept, batch_size)
-        return found, self, None
+        if executor.objective(problem, found) < state.reached:
+            return found
+        executor.tell("explored in vain")
+        return executor.with_globals(problem, self, state, state.kept, batch_size)
 
     def exploring(self, problem: Problem, state: ContinuedState, batch_size: int) -> bool:
         """Whether the last step was one of exploration."""
