@@ -17,6 +17,8 @@ import pandas as pd
 import zarr
 from zarr.storage import ZipStore
 
+from pdvi.paths import check_path, replacing
+
 PyTree = Any
 FORMAT = 1
 
@@ -102,26 +104,9 @@ class Result:
             "batch_size": self.batch_size,
             "solver": self.solver,
         }
-        temporary = path.with_name(f".{path.name}.tmp")  # one name, so that a killed run leaves at most one
-        try:
+        with replacing(path) as temporary:
             _write(temporary, arrays, meta)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
         _sync(path.parent)
-
-
-def check_path(path: str | os.PathLike) -> Path:
-    """A path that a result can be written to."""
-    path = Path(path)
-    if path.is_dir():
-        msg = f"`path` must be a file, but {str(path)!r} is a directory; choose another name."
-        raise ValueError(msg)
-    if not path.parent.is_dir():
-        msg = f"`path` must be in a folder that exists, but {str(path.parent)!r} does not; create it first."
-        raise ValueError(msg)
-    return path
 
 
 def load_result(path: str | os.PathLike) -> Result:
