@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pandas as pd
-import zarr
-from zarr.storage import ZipStore
 
 from pdvi.paths import check_path, replacing
 
@@ -115,6 +113,9 @@ def load_result(path: str | os.PathLike) -> Result:
     if not path.is_file():
         msg = f"no result file at {str(path)!r}; give the path that was saved."
         raise FileNotFoundError(msg)
+    import zarr
+    from zarr.storage import ZipStore
+
     try:
         with ZipStore(path, mode="r") as store:
             group = zarr.open_group(store, mode="r")
@@ -145,6 +146,9 @@ def load_result(path: str | os.PathLike) -> Result:
 
 
 def _write(path: Path, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    import zarr
+    from zarr.storage import ZipStore
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Duplicate name")  # zip members are only ever appended
         with ZipStore(path, mode="w") as store:
