@@ -183,17 +183,17 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
 
 
-def two_axes(ax: Any) -> np.ndarray:
-    """Two plain panels side by side: those given, or a new figure's."""
+def plain(n: int, ax: Any) -> np.ndarray:
+    """Plain panels side by side: those given, or a new figure's."""
     if ax is None:
         import matplotlib.pyplot as plt
 
-        figure = plt.figure(figsize=(9, 3.2), layout="constrained")
-        axes = np.array([figure.add_subplot(1, 2, i + 1) for i in range(2)], dtype=object)
+        figure = plt.figure(figsize=(0.5 + 4.25 * n, 3.2), layout="constrained")
+        axes = np.array([figure.add_subplot(1, n, i + 1) for i in range(n)], dtype=object)
     else:
         axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
-        if len(axes) != 2:
-            msg = f"`ax` must be 2 axes, got {len(axes)}."
+        if len(axes) != n:
+            msg = f"`ax` must be {n} axes, got {len(axes)}."
             raise ValueError(msg)
     for each in axes:
         for side in ("top", "right"):
