@@ -1,5 +1,10 @@
 """The public surface: these snippets are the contract and run as they stand."""
 
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -86,3 +91,18 @@ def test_spatial_domains():
     pdvi.pl.entropy(adata)
     pdvi.pl.trace(adata)
     matplotlib.pyplot.close("all")
+
+
+def test_what_a_fit_does_not_need_is_imported_later():
+    later = ("sklearn", "zarr", "scipy.stats", "optimistix", "anndata", "scanpy", "matplotlib", "distributed")
+    code = f"import sys, pdvi; early = [name for name in {later} if name in sys.modules]; assert not early, early"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_every_public_name_is_there_and_known_to_type_checkers():
+    assert {name for name in pdvi.__all__ if hasattr(pdvi, name)} == set(pdvi.__all__) <= set(dir(pdvi))
+    (block,) = (node for node in ast.parse(Path(pdvi.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body for alias in node.names}
+    assert seen == set(pdvi._LATER)
+    with pytest.raises(AttributeError, match="module 'pdvi' has no attribute 'nothing'"):
+        pdvi.nothing  # noqa: B018

@@ -15,7 +15,7 @@ import scanpy as sc
 from matplotlib.image import imread
 
 import pdvi
-from pdvi import console, files
+from pdvi import console, files, paths
 from pdvi.cli import main
 
 
@@ -213,7 +213,7 @@ def test_a_place_that_cannot_be_written_is_found_before_any_work(slide, folder, 
     def refuse(self):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.Path, "touch", refuse)
+    monkeypatch.setattr(paths.Path, "touch", refuse)
     monkeypatch.setattr(files, "read_slide", None)  # not reached
     assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3) == 1
     assert capsys.readouterr().err == "pdvi: cannot write 'out.h5ad': Permission denied; choose another place.\n"
@@ -223,7 +223,7 @@ def test_nothing_half_written_stays(folder):
     (folder / "old.txt").write_text("old")
 
     def interrupted():
-        with files.replacing("old.txt") as temporary:
+        with paths.replacing("old.txt") as temporary:
             temporary.write_text("half")
             raise KeyboardInterrupt
 
@@ -246,12 +246,12 @@ def test_a_traceback_only_with_debug(folder, capsys):
 
 
 def test_the_unexpected_says_so(folder, capsys, monkeypatch):
-    monkeypatch.setattr(files, "check_writable", lambda path: {}["boo"])
+    monkeypatch.setattr(paths, "check_writable", lambda path: {}["boo"])
     assert run("simulate", "a.h5ad") == 1
     assert capsys.readouterr().err == (
         "pdvi: unexpected KeyError: 'boo'; run again with --debug and report what it prints.\n"
     )
-    monkeypatch.setattr(files, "check_writable", lambda path: np.empty(10**15))
+    monkeypatch.setattr(paths, "check_writable", lambda path: np.empty(10**15))
     assert run("simulate", "a.h5ad") == 1
     assert capsys.readouterr().err == "pdvi: not enough memory; use fewer spots or genes.\n"
 

@@ -304,7 +304,10 @@ def test_an_interrupt_before_the_first_log_point_is_passed_on(tmp_path):
         ({"max_steps": -1}, "`max_steps` must be positive and finite, got -1"),
         ({"max_seconds": -1}, "`max_seconds` must be positive and finite, got -1"),
         ({"tol": np.nan}, "`tol` must be at least 0, got nan"),
-        ({"checkpoint": "nowhere/run.zarr"}, "`path` must be in a folder that exists, but 'nowhere' does not"),
+        (
+            {"checkpoint": "nowhere/run.zarr"},
+            "cannot write 'nowhere/run.zarr': the folder 'nowhere' does not exist; create it",
+        ),
         ({"start": {"lam": ["a"] * 5}}, "`start` of block 'lam' must hold numbers"),
         ({"start": {"lam": np.ones(5), "mu": 1}}, r"`start` must have the blocks \['lam'\], got \['lam', 'mu'\]"),
         ({"start": {}}, r"`start` must have the blocks \['lam'\], got \[\]"),

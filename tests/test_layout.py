@@ -9,7 +9,7 @@ import pdvi
 
 ROOT = Path(pdvi.__file__).parent
 LAYERS = [
-    {"shards", "partition", "graphs", "store"},
+    {"shards", "partition", "graphs", "store", "paths"},
     {"problem"},
     {"algorithm", "oracles", "stepsize", "sampling", "theory", "result"},
     {"models", "solvers"},

@@ -61,6 +61,13 @@ def drawn(axes):
     return np.asarray(figure.canvas.buffer_rgba())
 
 
+def ink(ax):
+    """The share of the pixels within the axes that are not white."""
+    pixels = drawn(ax)[::-1, :, :3]  # rows from below, as boxes count them
+    box = ax.get_window_extent()
+    return (pixels[int(box.y0) : int(box.y1), int(box.x0) : int(box.x1)] != 255).any(-1).mean()
+
+
 def test_a_map_of_domains():
     adata = slide()
     before = adata.copy()
@@ -205,19 +212,37 @@ def test_the_trace(against):
     assert list(pdvi.pl.trace(adata, ax=mine)) == list(mine)
 
 
+def test_samples_in_the_same_place_are_drawn_apart():
+    adata = slide()
+    adata.obsm["spatial"][:, 1] %= 100
+    axes = pdvi.pl.probabilities(adata, sample_key="slice")
+    x = axes[0].collections[0].get_offsets()[:, 0]
+    low = (adata.obs["slice"] == "low").to_numpy()
+    assert x[~low].max() < x[low].min()
+
+
+def test_a_start_far_above_does_not_hide_the_rest():
+    adata = slide()
+    assert pdvi.pl.trace(adata)[0].get_ylim()[1] > 10
+    adata.uns["domain"]["trace"]["objective"] = np.array([1e4, 5.0, 4.0, 3.5, 3.2, 3.1])
+    low, high = pdvi.pl.trace(adata)[0].get_ylim()
+    assert low < 3.1
+    assert 5 < high < 7
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_a_few_spots(n):
     adata = slide(20)[:n].copy()
-    drawn(pdvi.pl.domains(adata))
-    drawn(pdvi.pl.entropy(adata))
+    assert 0 < ink(pdvi.pl.domains(adata)) < 0.5
+    assert 0 < ink(pdvi.pl.entropy(adata)) < 0.5
 
 
 def test_spots_in_one_place_or_on_a_line():
     adata = slide(30)
     adata.obsm["spatial"][:] = 5
-    drawn(pdvi.pl.domains(adata))
+    assert 0 < ink(pdvi.pl.domains(adata)) < 0.5
     adata.obsm["spatial"][:, 0] = np.arange(30)
-    drawn(pdvi.pl.domains(adata))
+    assert ink(pdvi.pl.domains(adata)) > 0
 
 
 def test_discs_just_touch_on_a_grid():

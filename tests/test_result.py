@@ -125,7 +125,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_directory_is_no_place_to_save(tmp_path):
-    with pytest.raises(ValueError, match=r"`path` must be a file, but '.*' is a directory; choose another name"):
+    with pytest.raises(ValueError, match=r"cannot write '.*': it is a directory; give a file name"):
         short().save(tmp_path)
     assert os.listdir(tmp_path) == []
 

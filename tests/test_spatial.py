@@ -9,6 +9,7 @@ import scanpy as sc
 import scipy.sparse as sp
 
 import pdvi
+from pdvi.tl.held_out import Halves
 
 
 def layered(n=900, n_genes=60, seed=0):
@@ -113,17 +114,80 @@ def test_the_number_of_domains_is_recommended():
     pdvi.pp.prepare(adata)
     pdvi.pp.neighborhood(adata)
     pdvi.gr.knn_graph(adata)
+    before = adata.copy()
     found = pdvi.tl.choose_n_domains(adata, [2, 4, 7], n_seeds=2)
     table = adata.uns["n_domains"]
-    assert found == table["recommended"]
+    assert found == table["recommended"] == 4 == table["n_domains"][table["held_out"].argmax()]
+    assert (list(adata.obs), list(adata.obsm), list(adata.obsp)) == (
+        list(before.obs),
+        list(before.obsm),
+        ["potts_weights"],
+    )
+    np.testing.assert_array_equal(adata.obsm["X_neighborhood"], before.obsm["X_neighborhood"])
     assert table["n_domains"].tolist() == [2, 4, 7]
     assert table["stability"][1] > 0.8
     assert (np.diff(table["elbo"][:2]) > 0).all()
-    stability, elbo = pdvi.pl.n_domains(adata)
+    stability, held_out, elbo = pdvi.pl.n_domains(adata)
     np.testing.assert_array_equal(stability.lines[0].get_xydata(), np.c_[table["n_domains"], table["stability"]])
+    np.testing.assert_array_equal(held_out.lines[0].get_ydata(), table["held_out"])
     np.testing.assert_array_equal(elbo.lines[0].get_ydata(), table["elbo"])
     assert stability.lines[1].get_xdata()[0] == found
     plt.close(stability.figure)
+
+
+def test_without_components_stability_recommends():
+    adata = layered(300, 40)
+    pdvi.pp.prepare(adata, n_components=5)
+    pdvi.pp.neighborhood(adata)
+    pdvi.gr.knn_graph(adata)
+    del adata.obsm["X_pca"]
+    found = pdvi.tl.choose_n_domains(adata, [2, 4], n_seeds=2)
+    table = adata.uns["n_domains"]
+    assert "held_out" not in table
+    assert table["stability"][table["n_domains"].tolist().index(found)] >= table["stability"].max() - 0.02
+    axes = pdvi.pl.n_domains(adata)
+    assert len(axes) == 2
+    plt.close(axes[0].figure)
+    with pytest.raises(
+        ValueError, match=r"`candidates` must be numbers between 2 and half the number of spots \(150\)"
+    ):
+        pdvi.tl.choose_n_domains(adata, [2, 151])
+
+
+def test_one_half_of_the_spots_does_not_tell_of_the_other():
+    adata = layered(400, 40)
+    adata.obs["slice"] = np.arange(400) < 101
+    pdvi.pp.prepare(adata, n_components=5)
+    halves = Halves(adata, sample_key="slice")
+    first, second = halves.rows
+    assert set(first) | set(second) == set(range(400))
+    assert not set(first) & set(second)
+    assert {int((rows < 101).sum()) for rows in halves.rows} == {50, 51}
+    other = adata.copy()
+    other.obsm["X_pca"][second] += 100
+    again = Halves(other, sample_key="slice")
+    for key in ("X_neighborhood", "X_pca"):
+        np.testing.assert_array_equal(halves.fitted.obsm[key], again.fitted.obsm[key])
+    assert (abs(halves.fitted.obsp["potts_weights"] - again.fitted.obsp["potts_weights"])).max() == 0
+    # far away is far less likely
+    assert again.score(2) < halves.score(2) - 100
+
+
+def test_the_held_out_score_is_the_density_of_the_mixture():
+    adata = layered(400, 40)
+    pdvi.pp.prepare(adata, n_components=3)
+    halves = Halves(adata)
+    fit = pdvi.PottsMixture(3, learn_weights=True, random_state=0).fit(
+        halves.fitted.obsm["X_neighborhood"],
+        graph=halves.fitted.obsp["potts_weights"],
+        coordinates=halves.fitted.obsm["spatial"],
+    )
+    X, precision = halves.held_out.obsm["X_neighborhood"], np.linalg.inv(fit.covariances_)
+    density = 0.0
+    for share, mean in zip(fit.probabilities_.mean(0), fit.means_):
+        square = np.einsum("nd,de,ne->n", X - mean, precision, X - mean)
+        density = density + share * np.exp(-0.5 * square) / np.sqrt(np.linalg.det(2 * np.pi * fit.covariances_))
+    np.testing.assert_allclose(halves.score(3), np.log(density).mean(), rtol=1e-6)
 
 
 def test_a_plot_of_candidates_needs_candidates():

@@ -227,7 +227,7 @@ def test_another_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not a file of tuning trials"):
         tune(path=path)
     assert path.read_text() == "not a tuning\n"
-    with pytest.raises(ValueError, match="must be in a folder that exists"):
+    with pytest.raises(ValueError, match=r"the folder '.*' does not exist; create it first"):
         tune(path=tmp_path / "nowhere" / "trials.jsonl")
 
 

@@ -1,7 +1,9 @@
 """pdvi: large-scale mean-field variational inference by primal-dual optimisation."""
 
-from pdvi import datasets, gr, graphs, metrics, mixtures, partition, pl, pp, sampling, solvers, theory, tl
-from pdvi.estimators import GaussianMixture, PottsMixture
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pdvi import partition, sampling, solvers, theory
 from pdvi.executors import Dask, Disk, Memory
 from pdvi.fit import Checkpoint, CheckpointWarning, Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
@@ -10,6 +12,10 @@ from pdvi.result import Point, Result, Status, load_result
 from pdvi.sharding import write_store
 from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
 from pdvi.tuning import TuningResult, tune
+
+if TYPE_CHECKING:
+    from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, tl
+    from pdvi.estimators import GaussianMixture, PottsMixture
 
 __version__ = "0.1.0"
 
@@ -62,3 +68,24 @@ __all__ = [
     "tune",
     "write_store",
 ]
+
+# Imported when they are first asked for: scikit-learn takes longer than all that a fit needs.
+_LATER = {
+    "GaussianMixture": "pdvi.estimators",
+    "PottsMixture": "pdvi.estimators",
+    **{name: f"pdvi.{name}" for name in ("datasets", "gr", "graphs", "metrics", "mixtures", "pl", "pp", "tl")},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module = import_module(_LATER[name])
+    value = module if _LATER[name] == f"pdvi.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -75,14 +75,14 @@ def domains(
     from pdvi.console import progress
 
     with progress(quiet=quiet) as say:
-        from pdvi import files, pl, tl
+        from pdvi import files, paths, pl, tl
         from pdvi import report as reports
 
-        files.check_writable(output)
+        paths.check_writable(output)
         if plot is not None:
             files.check_figure(plot)
         if report is not None:
-            files.check_writable(report)
+            paths.check_writable(report)
         say(f"reading {slide}")
         adata = files.read_slide(slide)
         say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
@@ -94,7 +94,7 @@ def domains(
         say(adata.uns["domain"]["status"])
         _without_windows()
         with ExitStack() as stack:  # all files take their names at the end, or none does
-            places = {path: stack.enter_context(files.replacing(path)) for path in (output, plot, report) if path}
+            places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
             adata.write_h5ad(places[output])
             if plot is not None:
@@ -121,15 +121,15 @@ def simulate(
     from pdvi.console import progress
 
     with progress(quiet=quiet) as say:
-        from pdvi import files
+        from pdvi import paths
         from pdvi.tissue import tissue
 
-        files.check_writable(output)
+        paths.check_writable(output)
         say(f"simulating {n_spots:,} spots, {n_domains} domains")
         shape = {"n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
         adata = tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, seed=seed)
         say(f"writing {output}")
-        with files.replacing(output) as temporary:
+        with paths.replacing(output) as temporary:
             adata.write_h5ad(temporary)
         say("done")
 

@@ -13,7 +13,8 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 
 from pdvi import metrics, pl, pp, report, tl
-from pdvi.files import replacing, write_figure
+from pdvi.files import write_figure
+from pdvi.paths import replacing
 from pdvi.tissue import tissue
 
 FILES = ("map.png", "truth.png", "entropy.png", "trace.png", "report.html")

@@ -1,15 +1,14 @@
-"""Slides and figures on disk: read with one clear message when it fails, written whole or not at all."""
+"""Slides and figures on disk: read with one clear message when it fails."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvi.anndata_checks import coordinates_of
+from pdvi.paths import check_writable
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -56,25 +55,6 @@ def _check_slide(adata: AnnData) -> None:
     coordinates_of(adata)
 
 
-def check_writable(path: str | os.PathLike) -> Path:
-    """A path that a file can be written to: found out by trying, before any work is done."""
-    path = Path(path)
-    if path.is_dir():
-        msg = f"cannot write {str(path)!r}: it is a directory; give a file name."
-        raise ValueError(msg)
-    if not path.parent.is_dir():
-        msg = f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first."
-        raise ValueError(msg)
-    temporary = _temporary(path)
-    try:
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        msg = f"cannot write {str(path)!r}: {error.strerror}; choose another place."
-        raise ValueError(msg) from error
-    return path
-
-
 def check_figure(path: str | os.PathLike) -> Path:
     """As `check_writable`, with an ending that matplotlib can draw."""
     from matplotlib.backend_bases import FigureCanvasBase
@@ -87,19 +67,6 @@ def check_figure(path: str | os.PathLike) -> Path:
     return check_writable(path)
 
 
-@contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary name beside ``path``, which takes its place at the end; removed if something fails."""
-    path = Path(path)
-    temporary = _temporary(path)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def write_figure(axes: Any, path: str | os.PathLike, *, dpi: int = 150) -> None:
     """Write the figure of some axes, and close it."""
     import matplotlib.pyplot as plt
@@ -110,8 +77,3 @@ def write_figure(axes: Any, path: str | os.PathLike, *, dpi: int = 150) -> None:
         figure.savefig(path, dpi=dpi)
     finally:
         plt.close(figure)
-
-
-def _temporary(path: Path) -> Path:
-    """One name, so that a killed run leaves at most one; with the same ending, since that tells the format."""
-    return path.with_name(f".tmp-{path.name}")

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import eigsh
-from sklearn.cluster import KMeans
 
 from pdvi.models import GaussianMixtureModel, PottsMixtureModel
 from pdvi.partition import Layout, neighbour_table
@@ -29,6 +28,8 @@ class EmpiricalBayes(NamedTuple):
 
 def empirical_bayes(X: np.ndarray, n_components: int, *, seed: int = 0, subsample: int = SUBSAMPLE) -> EmpiricalBayes:
     """The paper's settings: xi the mean, s0^2 the average variance within, s1^2 the variance between clusters."""
+    from sklearn.cluster import KMeans
+
     rng = np.random.default_rng(seed)
     sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
     kmeans = KMeans(n_components, n_init=1, random_state=int(rng.integers(2**31))).fit(sample)

@@ -14,7 +14,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optimistix as optx
 from jax.flatten_util import ravel_pytree
 
 from pdvi.problem import Problem
@@ -82,6 +81,8 @@ class LBFGS(eqx.Module):
 
     def minimise(self, objective: Objective, start: Array) -> Array:
         """A minimiser of ``objective`` near ``start``."""
+        import optimistix as optx
+
         solver: Any = optx.LBFGS(rtol=self.tol, atol=self.tol)
         return optx.minimise(lambda x, _: objective(x), solver, start, max_steps=self.steps, throw=False).value
 

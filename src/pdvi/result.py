@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pandas as pd
-import zarr
-from zarr.storage import ZipStore
+
+from pdvi.paths import check_path, replacing
 
 PyTree = Any
 FORMAT = 1
@@ -102,26 +102,9 @@ class Result:
             "batch_size": self.batch_size,
             "solver": self.solver,
         }
-        temporary = path.with_name(f".{path.name}.tmp")  # one name, so that a killed run leaves at most one
-        try:
+        with replacing(path) as temporary:
             _write(temporary, arrays, meta)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
         _sync(path.parent)
-
-
-def check_path(path: str | os.PathLike) -> Path:
-    """A path that a result can be written to."""
-    path = Path(path)
-    if path.is_dir():
-        msg = f"`path` must be a file, but {str(path)!r} is a directory; choose another name."
-        raise ValueError(msg)
-    if not path.parent.is_dir():
-        msg = f"`path` must be in a folder that exists, but {str(path.parent)!r} does not; create it first."
-        raise ValueError(msg)
-    return path
 
 
 def load_result(path: str | os.PathLike) -> Result:
@@ -130,6 +113,9 @@ def load_result(path: str | os.PathLike) -> Result:
     if not path.is_file():
         msg = f"no result file at {str(path)!r}; give the path that was saved."
         raise FileNotFoundError(msg)
+    import zarr
+    from zarr.storage import ZipStore
+
     try:
         with ZipStore(path, mode="r") as store:
             group = zarr.open_group(store, mode="r")
@@ -160,6 +146,9 @@ def load_result(path: str | os.PathLike) -> Result:
 
 
 def _write(path: Path, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    import zarr
+    from zarr.storage import ZipStore
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Duplicate name")  # zip members are only ever appended
         with ZipStore(path, mode="w") as store:

@@ -19,8 +19,9 @@ import pandas as pd
 from tqdm import tqdm
 
 from pdvi.fit import _describe, _last_step, _positive, _Run, _wanted
+from pdvi.paths import check_path
 from pdvi.problem import Problem
-from pdvi.result import Point, Result, check_path
+from pdvi.result import Point, Result
 from pdvi.sampling import Sampling, batches
 
 Array = jax.Array

@@ -40,7 +40,7 @@ def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols:
 def frame(ax: Axes, xy: np.ndarray, *, flip: bool) -> None:
     """Equal aspect, no ticks, and the y axis downwards where the coordinates are those of an image."""
     low, high = xy.min(0), xy.max(0)
-    margin = MARGIN * _span(low, high)
+    margin = (MARGIN if (high > low).any() else 0.5) * _span(low, high)
     ax.set_xlim(low[0] - margin, high[0] + margin)
     ax.set_ylim(*((high[1] + margin, low[1] - margin) if flip else (low[1] - margin, high[1] + margin)))
     ax.set_aspect("equal")
@@ -111,13 +111,17 @@ class Spots:
 
 
 def spacing(xy: np.ndarray) -> float:
-    """About the distance between neighbours: from the sixth-nearest of a few hundred spots."""
+    """About the distance between neighbours: from the sixth-nearest of a few hundred spots.
+
+    At most a tenth of the longer side, so that a handful of spots is a handful of discs.
+    """
     n = len(xy)
     some = xy[:: max(1, n // 500)]
     k = min(7, n)
     distance = np.asarray(cKDTree(xy).query(some, k=[k])[0])[:, 0]
     typical = float(np.median(distance)) * np.sqrt(np.pi / max(k - 1, 1))  # a disc of so many spots
-    return typical if typical > 0 else _span(xy.min(0), xy.max(0)) / np.sqrt(n)
+    span = _span(xy.min(0), xy.max(0))
+    return min(typical if typical > 0 else span / np.sqrt(n), span / 10)
 
 
 class _Grid:
@@ -179,17 +183,17 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
 
 
-def two_axes(ax: Any) -> np.ndarray:
-    """Two plain panels side by side: those given, or a new figure's."""
+def plain(n: int, ax: Any) -> np.ndarray:
+    """Plain panels side by side: those given, or a new figure's."""
     if ax is None:
         import matplotlib.pyplot as plt
 
-        figure = plt.figure(figsize=(9, 3.2), layout="constrained")
-        axes = np.array([figure.add_subplot(1, 2, i + 1) for i in range(2)], dtype=object)
+        figure = plt.figure(figsize=(0.5 + 4.25 * n, 3.2), layout="constrained")
+        axes = np.array([figure.add_subplot(1, n, i + 1) for i in range(n)], dtype=object)
     else:
         axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
-        if len(axes) != 2:
-            msg = f"`ax` must be 2 axes, got {len(axes)}."
+        if len(axes) != n:
+            msg = f"`ax` must be {n} axes, got {len(axes)}."
             raise ValueError(msg)
     for each in axes:
         for side in ("top", "right"):

@@ -6,37 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from pdvi.pl.canvas import two_axes
+from pdvi.pl.canvas import plain
 
-PANELS = {"stability": "agreement between seeds (ARI)", "elbo": "ELBO, best of the seeds"}
+PANELS = {
+    "stability": "agreement between seeds (ARI)",
+    "held_out": "log density of a held-out spot",
+    "elbo": "ELBO, best of the seeds",
+}
 
 
 def n_domains(adata: Any, *, key: str = "n_domains", ax: Any = None) -> Any:
-    """Stability and ELBO of every candidate; the dashed line is the recommended number.
+    """Stability, held-out score and ELBO of every candidate; the dashed line is the recommended number.
 
     Parameters
     ----------
     key
         of the table in uns.
     ax
-        two axes to draw into; by default a new figure.
+        three axes to draw into, or two if there is no held-out score; by default a new figure.
 
     Returns
     -------
-    Array of two Axes.
+    Array of Axes.
     """
     table = adata.uns.get(key)
     if not isinstance(table, dict) or "recommended" not in table:
         msg = f"adata.uns[{key!r}] has no candidates; run pdvi.tl.choose_n_domains(adata, candidates) first."
         raise ValueError(msg)
-    axes = two_axes(ax)
+    panels = {name: title for name, title in PANELS.items() if name in table}
+    axes = plain(len(panels), ax)
     candidates = np.asarray(table["n_domains"])
-    for each, (name, title) in zip(axes, PANELS.items()):
+    for each, (name, title) in zip(axes, panels.items()):
         each.plot(candidates, np.asarray(table[name]), marker="o", markersize=4, linewidth=1.2, color="#0072B2")
         each.axvline(table["recommended"], color="#999999", linewidth=1, linestyle="--")
         each.set_xticks(candidates if len(candidates) <= 15 else candidates[:: len(candidates) // 10])
         each.set_xlabel("domains")
         each.set_title(title, fontsize="medium", loc="left")
     axes[0].set_ylim(top=1.02)
-    axes[1].ticklabel_format(axis="y", useOffset=False)
+    for each in axes[1:]:
+        each.ticklabel_format(axis="y", useOffset=False)
     return axes

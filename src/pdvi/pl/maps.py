@@ -79,6 +79,7 @@ def probabilities(
     key: str = "domain",
     domains: Sequence[str] | None = None,
     basis: str = SPATIAL,
+    sample_key: str | None = None,
     size: float | None = None,
     ncols: int = 4,
     ax: Any = None,
@@ -89,6 +90,8 @@ def probabilities(
     ----------
     domains
         which ones; by default all.
+    sample_key
+        a column of obs; its samples are drawn side by side in every panel.
     ncols
         panels in a row.
     key, basis, size, ax
@@ -111,6 +114,7 @@ def probabilities(
             msg = f"`domains` must be among {names}, got {name!r}."
             raise ValueError(msg)
     xy, flip = _coordinates(adata, basis)
+    xy = _side_by_side(xy, _samples(adata, sample_key)[1])
     axes = canvas.panels(len(chosen), xy, ax=ax, extra=0.8, ncols=ncols, height=2.2)
     spots, norm = canvas.Spots(xy, size, small=True), Normalize(0, 1)
     for each, name in zip(axes, chosen):
@@ -170,6 +174,15 @@ def _coordinates(adata: Any, basis: str) -> tuple[np.ndarray, bool]:
     if basis not in adata.obsm and f"X_{basis}" in adata.obsm:
         basis = f"X_{basis}"
     return coordinates_of(adata, basis)[:, :2], basis.startswith(SPATIAL)
+
+
+def _side_by_side(xy: np.ndarray, parts: list[Any]) -> np.ndarray:
+    """Coordinates with every part to the right of the one before."""
+    moved, right = xy.copy(), 0.0
+    for rows in parts:
+        moved[rows] += [right - xy[rows, 0].min(), -xy[rows, 1].min()]
+        right = 1.1 * float(moved[rows, 0].max())
+    return moved
 
 
 def _samples(adata: Any, key: str | None) -> tuple[list[str], list[Any]]:

@@ -38,7 +38,7 @@ def page(adata: Any, *, key: str = "domain", sample_key: str | None = None, titl
         _table(("domain", "spots", "share", "mean probability"), _sizes(adata, key)),
         "<h2>How sure it is</h2>",
         _figure(pl.entropy(adata, key=key, sample_key=sample_key), "map of the entropy"),
-        _figure(pl.probabilities(adata, key=key), "probability of each domain") if n_domains <= FEW else "",
+        _probabilities(adata, key, sample_key) if n_domains <= FEW else "",
         "<h2>The fit</h2>",
         _figure(pl.trace(adata, key=key), "objective and gradient norm during the fit"),
         _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in fit["params"].items())),
@@ -62,6 +62,12 @@ def _sizes(adata: Any, key: str) -> Iterable[tuple[str, ...]]:
         mean = f"{certain[mine].mean():.3f}" if mine.any() else "none"
         dot = f"<i style='background:{color}'></i>"
         yield dot + escape(str(name)), f"{mine.sum():,}", f"{100 * mine.mean():.1f} %", mean
+
+
+def _probabilities(adata: Any, key: str, sample_key: str | None) -> str:
+    """Two wide maps in a row, where samples are side by side: of four, the titles would be too small on the page."""
+    ncols = 4 if sample_key is None else 2
+    return _figure(pl.probabilities(adata, key=key, sample_key=sample_key, ncols=ncols), "probability of each domain")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pdvi.files import replacing
+from pdvi.paths import replacing
 from pdvi.reproduce.methods import Method
 
 FORMATS = ("png", "pdf")
 MARKERS = 6  # on a line
+SHADE = 0.4  # of all bands of a panel together, where they overlap; one alone has a tenth at most
 
 
 def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0, legend: float = 1.7) -> Any:
@@ -55,11 +56,13 @@ def curves(
             linestyle=method.line,
             marker=method.marker,
             markevery=(number * every // (len(methods) + 1), every),  # shifted, so that they do not hide each other
-            markersize=4.5,
+            markersize=5,
+            markerfacecolor=method.color if method.ours else "white",
+            markeredgewidth=1.1,
             linewidth=1.4,
             label=method.name,
         )
-        ax.fill_between(at, low, high, color=method.color, alpha=0.1, linewidth=0)
+        ax.fill_between(at, low, high, color=method.color, alpha=min(0.1, SHADE / len(methods)), linewidth=0)
     if log:
         ax.set_yscale("log")
 

@@ -32,7 +32,7 @@ class Method:
         return self.name.lower().replace(" ", "-").replace("(", "").replace(")", "")
 
 
-# Dashes and markers differ too: colours are not told apart in grey.
+# Dashes and markers differ too, and markers are filled for ours alone: colours are not told apart in grey.
 METHODS = (
     Method("PD-VI", pdvi.PDVI(), ("eta",), "#0072B2", "-", "o", ours=True),
     Method("P2D-VI", pdvi.P2DVI(), ("eta.*",), "#D55E00", "-", "s", ours=True),
@@ -40,12 +40,12 @@ METHODS = (
     Method("SVI constant", pdvi.SVI(), ("rate",), "#009E73", "--", "^"),
     Method("SVI diminishing", pdvi.SVI(forgetting=0.7), DECAYING, "#56B4E9", "-.", "v"),
     Method("SGD", pdvi.SGD(), PER_BLOCK, "#CC79A7", ":", "x"),
-    Method("RMSProp", pdvi.RMSProp(), PER_BLOCK, "#E69F00", ":", "+"),
+    Method("RMSProp", pdvi.RMSProp(), PER_BLOCK, "#E69F00", (0, (2, 2)), "+"),
     Method("Adam", pdvi.Adam(), PER_BLOCK, "#691E0F", "-.", "P"),
-    Method("CV", pdvi.ControlVariates(), ("rate.*",), "#787878", "--", "d"),
-    Method("memoized VB", pdvi.MemoizedVB(), None, "#B4A54B", (0, (1, 1)), "*"),
+    Method("CV", pdvi.ControlVariates(), ("rate.*",), "#787878", (0, (6, 1, 1, 1, 1, 1)), "d"),
+    Method("memoized VB", pdvi.MemoizedVB(), None, "#B4A54B", (0, (4, 1)), "*"),
     # in the paper's table of rates, but not in its experiments
-    Method("PG-SVI", pdvi.PGSVI(), ("rate",), "#69005A", (0, (5, 1)), "<"),
+    Method("PG-SVI", pdvi.PGSVI(), ("rate",), "#69005A", (0, (7, 2)), "<"),
     Method("SNGVI", pdvi.SNGVI(forgetting=1.0), DECAYING, "#1E3C87", (0, (3, 1, 1, 1)), ">"),
     Method("PD-VI automatic", pdvi.PDVI(), None, "#0078F0", (0, (8, 2)), "h", ours=True),
     # as in textbooks: (t + 1)^-0.7

@@ -278,7 +278,7 @@ def _rates_figure(done: dict[str, Compared]) -> Any:
             values, label = compared.gaps(OPTIMUM[key]), "gap of the loss, relative to the start"
         else:
             parts = [pd.Series(squared_gradients(run), run.index) for _, run in trace.groupby(["method", "seed"])]
-            values, label = pd.concat(parts), "mean squared gradient norm, T/2 to T"
+            values, label = pd.concat(parts), "mean squared gradient norm,\nT/2 to T"
         figures.curves(ax, trace, "step", values.where(trace["step"] > 0), compared.methods, log=True)
         ax.set_xscale("log")
         ax.set_title(compared.case.title, loc="left", fontsize="medium")

@@ -20,8 +20,8 @@ import pandas as pd
 
 import pdvi
 from pdvi.console import Say
-from pdvi.files import replacing
 from pdvi.fit import Progress
+from pdvi.paths import replacing
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
 from pdvi.reproduce.provenance import sign
 from pdvi.tuning import EQUAL, PARTS, _with

@@ -15,9 +15,10 @@ import pdvi
 from pdvi import graphs, pp
 from pdvi.anndata_checks import coordinates_of
 from pdvi.datasets import embryo
-from pdvi.files import read_slide, replacing
+from pdvi.files import read_slide
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.partition import Layout, along_space, grid, layout, median_cuts
+from pdvi.paths import replacing
 
 ANNOTATION = "annotation"
 COUNTS = "count"

@@ -1,0 +1,59 @@
+"""How well a fit to one half of the spots describes the other half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+
+from pdvi import gr, pp
+from pdvi.anndata_checks import coordinates_of, features_of, samples_of
+from pdvi.estimators import PottsMixture
+
+NEIGHBORS = 15  # of the same half: about the disc that 30 of all spots lie in
+
+
+class Halves:
+    """Two halves of the spots, drawn at random within each sample, each with averages and edges of its own.
+
+    Averages over all spots would give each half away to the other, since neighbours share most of theirs. Left-out
+    blocks share less, but the tissue changes from place to place, and a domain may lie in a left-out block. Halves that
+    are averaged apart share no spot, and each covers the whole tissue; the price is noisier averages.
+    """
+
+    def __init__(self, adata: Any, *, sample_key: str | None = None, seed: int = 0):
+        samples = samples_of(adata, sample_key)
+        order = np.random.default_rng(seed).permutation(adata.n_obs)
+        order = order[np.argsort(samples[order], kind="stable")]  # sample by sample, so that both halves get of each
+        self.rows = np.sort(order[::2]), np.sort(order[1::2])
+        self.fitted, self.held_out = (_part(adata, rows, samples) for rows in self.rows)
+
+    def score(self, n_domains: int, *, beta: float = 1.0, n_init: int = 1, seed: int = 0) -> float:
+        """The mean log density of a held-out spot under the mixture fitted to the other half.
+
+        It is that of a spot about whose neighbours nothing is known: domains weigh as much as their shares.
+        """
+        fit = PottsMixture(n_domains, beta=beta, learn_weights=True, n_init=n_init, random_state=seed).fit(
+            self.fitted.obsm["X_neighborhood"],
+            graph=self.fitted.obsp[gr.build.KEY],
+            coordinates=self.fitted.obsm["spatial"][:, :2],
+        )
+        X = self.held_out.obsm["X_neighborhood"]
+        noise = multivariate_normal(cov=fit.covariances_, allow_singular=True)
+        densities = np.stack([noise.logpdf(X - mean) for mean in fit.means_], axis=1)
+        return float(logsumexp(densities, b=fit.probabilities_.mean(0), axis=1).mean())
+
+
+def _part(adata: Any, rows: np.ndarray, samples: np.ndarray) -> Any:
+    """Some of the spots as a slide of their own."""
+    from anndata import AnnData
+
+    part = AnnData(obs=pd.DataFrame({"sample": samples[rows]}, index=rows.astype(str)))
+    part.obsm["X_pca"] = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")[rows]
+    part.obsm["spatial"] = coordinates_of(adata)[rows]
+    pp.neighborhood(part, n_neighbors=NEIGHBORS, sample_key="sample")
+    gr.knn_graph(part, sample_key="sample")
+    return part
