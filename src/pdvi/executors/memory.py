@@ -58,6 +58,9 @@ class Memory:
         """Nothing happens here that the trace should tell."""
         return []
 
+    def interrupted(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -27,6 +27,10 @@ PyTree = Any
 REBUILD_PASSES = 3  # over touching shards, whose rows next to each other settle together
 
 
+class NoShards(RuntimeError):
+    """Nobody is left who could take the shards."""
+
+
 class Server(ABC):
     """What executors share whose shards are elsewhere."""
 
@@ -140,6 +144,10 @@ class Server(ABC):
     def events(self) -> list[str]:
         """What happened since the last call that the trace should tell."""
         return []
+
+    @abstractmethod
+    def interrupted(self) -> None:
+        """Told that whoever waits for the run wants it to end now."""
 
     @abstractmethod
     def close(self) -> None:
