@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from tqdm import tqdm
 
 from pdvi.executors import Disk, Memory
 from pdvi.executors.memory import like
+from pdvi.executors.server import NoShards
 from pdvi.problem import Problem
 from pdvi.result import Point, Result, Status, check_path, load_result
 from pdvi.sampling import Reshuffled, Sampling, batches, steps_per_epoch
@@ -237,16 +239,20 @@ class _Run:
 
     def conclude(self) -> None:
         """A run that ends while it explores, which is noisy, gives the best that it has."""
-        if self._exploring():
-            self.state = self.solver.conclude(self.problem, self.state, self.batch_size, self.executor)
-            self.log("ended while exploring")
+        with contextlib.suppress(NoShards):
+            if self._exploring():
+                self.state = self.solver.conclude(self.problem, self.state, self.batch_size, self.executor)
+                self.log("ended while exploring")
 
     def rewind(self) -> None:
         """Back to the last log point: the trace and the state must tell the same."""
-        state, self.step, self.seconds = self.logged
-        self.state = self.executor.resume(self.problem, self.solver, state)
-        if self.state is not state:
-            self.log("interrupted: the last logged state, its local variables rebuilt from the data")
+        self.state, self.step, self.seconds = self.logged
+        self.executor.interrupted()
+        with contextlib.suppress(NoShards):  # who had them was interrupted too: the globals are there all the same
+            rebuilt = self.executor.resume(self.problem, self.solver, self.state)
+            if rebuilt is not self.state:
+                self.state = rebuilt
+                self.log("interrupted: the last logged state, its local variables rebuilt from the data")
 
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""

@@ -118,6 +118,28 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(both, cluster, tmp_path, 
     assert resumed.objective == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("moment", ["_shares", "_submit"])  # before a worker has a host, and while it reads
+def test_a_worker_lost_while_shards_are_loaded_is_replaced(cluster, tmp_path, moment):
+    problem = PROBLEMS["quadratic"]()
+    pdvi.write_store(tmp_path / "store", problem)
+    executor, client = pdvi.Dask(cluster[1]), cluster[1]
+    client.wait_for_workers(2)
+    original, killed = getattr(executor, moment), []
+
+    def then_kill(*arguments):
+        found = original(*arguments)
+        if not killed:
+            killed.extend(client.run(os.getpid).values())
+            os.kill(killed[0], signal.SIGKILL)
+        return found
+
+    setattr(executor, moment, then_kill)
+    settings = {"batch_size": 2, "max_epochs": 60, "tol": 0}
+    found = pdvi.fit(pdvi.Problem.from_store(tmp_path / "store"), pdvi.P2DVI(), executor=executor, **settings)
+    assert "is gone" in " ".join(found.trace["event"])
+    assert found.objective == pytest.approx(pdvi.fit(problem, pdvi.P2DVI(), **settings).objective, rel=1e-6)
+
+
 def test_a_full_disk_leaves_the_old_checkpoint_and_the_run(both, tmp_path, monkeypatch):
     _, stored = both
     path = tmp_path / "run"

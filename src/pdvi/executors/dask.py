@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from collections import deque
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 
 from pdvi.executors.host import Measured, add_up, local_shape
 from pdvi.executors.scratch import Scratch
-from pdvi.executors.server import Server, begin, update
+from pdvi.executors.server import NoShards, Server, begin, update
 from pdvi.executors.worker import Failure, awake, make_host
 from pdvi.problem import Problem
 
@@ -88,6 +89,7 @@ class Dask(Server):
         self._silent: dict[str, Any] = {}  # workers that did not answer, and the future that tells if they wake up
         self._penalty: dict[str, np.ndarray] = {}  # what each worker was last told
         self._rebuilt, self._looked = False, 0.0
+        self._patience = OPENING * self.timeout  # seconds to wait for workers when there are none
 
     # ------------------------------------------------------------------------------------ what a server is asked
 
@@ -100,12 +102,25 @@ class Dask(Server):
         run = self._run_asynchronously if self.asynchronous else super()._run
         return run(problem, solver, state, batches)
 
+    def interrupted(self) -> None:
+        """Ctrl-C at a terminal ends a local cluster's workers too, and no others will come."""
+        self._patience = 0.0
+
     def close(self) -> None:
-        """Let the workers forget the run."""
+        """Let the workers forget the run: at once, not when the garbage of this process is collected."""
+        self.client.cancel(list(self._hosts.values()), force=True)
         self._forget()
 
     def local_params(self, state: Any) -> PyTree:
-        """The local variables of all shards, fetched one by one into a memory-mapped file."""
+        """The local variables of all shards, fetched one by one into a memory-mapped file; None if nobody has them."""
+        try:
+            return self._fetch(state)
+        except NoShards:
+            msg = "all workers are gone: the result has no local variables; start workers, and go on with start=result."
+            warnings.warn(msg, stacklevel=2)
+            return None
+
+    def _fetch(self, state: Any) -> PyTree:
         kept = Scratch(local_shape(self.problem), self.problem.n_shards)
         missing = set(range(self.problem.n_shards))
         while missing:
@@ -117,21 +132,11 @@ class Dask(Server):
         return kept.stacked()
 
     def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
-        self._forget()
-        self._template, self._lam = template, np.asarray(lam)
+        self.close()
+        self._lam = np.asarray(lam)
         self._orphans = set(range(self.problem.n_shards))
-        for address, shards in self._shares(self._orphans).items():
-            self._engage(address)
-            self._owned[address] = shards
-        self._orphans = set()
         key = np.asarray(jax.random.key_data(self.key))
-        known = {a: _rows(local, own) for a, own in self._owned.items()}
-        calls = {a: ("begin_with", own, key, self._lam, known[a]) for a, own in self._owned.items()}
-        for rows in self._ask(calls, patience=OPENING).values():
-            self.boundary.publish(rows)
-        if self._orphans:
-            msg = f"workers were lost while they read their shards: {'; '.join(self.events())}; try again."
-            raise RuntimeError(msg)
+        self._hand_out(lambda shards: ("begin_with", shards, key, self._lam, _rows(local, shards)))
 
     def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
         return self._together(batch, lambda address, shards: self._visit_call(address, shards, state))
@@ -324,9 +329,9 @@ class Dask(Server):
         """Neighbouring shards to the same worker, as many to each as makes all equal."""
         began = time.monotonic()
         while not (workers := self._workers()):
-            if time.monotonic() - began > OPENING * self.timeout:
+            if time.monotonic() - began > self._patience:
                 msg = "no worker is left; start workers, and go on from the checkpoint with start=<its path>."
-                raise RuntimeError(msg)
+                raise NoShards(msg)
             time.sleep(POLL)
         shards = sorted(shards)
         total = len(shards) + sum(len(self._owned.get(address, ())) for address in workers)
@@ -344,19 +349,19 @@ class Dask(Server):
         """Begin a worker's part: an empty host."""
         if address in self._hosts:
             return
+        self._owned.setdefault(address, [])
         model = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, self.problem.model)
         path = str(self.problem.store.path.absolute())  # type: ignore[union-attr]
         self._hosts[address] = self.client.submit(
             make_host, path, model, self.solver, _wide(), workers=[address], actor=True, pure=False
         )
-        self._owned.setdefault(address, [])
 
     def _lose(self, address: str, why: str) -> None:
         if address not in self._owned:
             return
         shards = self._owned.pop(address)
         self._orphans |= set(shards)
-        del self._hosts[address]
+        self.client.cancel([self._hosts.pop(address)], force=True)
         self._actors.pop(address, None)
         self._penalty.pop(address, None)
         if address in self.client.nthreads():  # silent, not gone: it may wake up
@@ -364,17 +369,21 @@ class Dask(Server):
         self.tell(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
 
     def _recover(self, lam: Any) -> None:
-        """Find the orphans new workers."""
-        lam, key = np.asarray(lam), np.asarray(jax.random.key_data(self.key))
-        while self._orphans:
+        """Find the orphans new workers, who rebuild them."""
+        if self._orphans:
+            lam, key = np.asarray(lam), np.asarray(jax.random.key_data(self.key))
             self._rebuilt = True
+            self._hand_out(lambda shards: ("adopt", shards, key, lam, self.boundary.halos(shards)))
+
+    def _hand_out(self, call: Any) -> None:
+        """Ask workers to take the orphans; if some are lost with theirs, ask others, until all are taken."""
+        while self._orphans:
             shares = self._shares(self._orphans)
             for address, shards in shares.items():
                 self._engage(address)
                 self._owned[address] = self._owned[address] + shards
             self._orphans = set()
-            calls = {a: ("adopt", shards, key, lam, self.boundary.halos(shards)) for a, shards in shares.items()}
-            for rows in self._ask(calls, patience=OPENING).values():
+            for rows in self._ask({a: call(shards) for a, shards in shares.items()}, patience=OPENING).values():
                 self.boundary.publish(rows)
 
     def _share_with_newcomers(self, lam: Any) -> None:

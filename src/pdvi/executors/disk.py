@@ -49,6 +49,9 @@ class Disk(Server):
         """The local variables of all shards, memory-mapped."""
         return self._locals.stacked()
 
+    def interrupted(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         """Let go of the shards in memory; the local variables stay as long as a result refers to them."""
         del self._host

@@ -63,11 +63,11 @@ class Host:
         self.data = Reader(problem.store, keep)
         self.exports = exports_of(problem)
 
-    def begin(self, key: Array, lam: Any, locals_: Any = None) -> Halos:
+    def begin(self, key: Array, lam: Any, locals_: Any = None, shards: Iterable[int] | None = None) -> Halos:
         """The state of shards that were never visited: lam_b = lam, mu_b = 0. Returns the rows that others read."""
         lam = np.asarray(lam)
         rows = {}
-        for b, shard in self._each():
+        for b, shard in self._each(shards):
             local = _init(self.problem, key, jnp.asarray(b), shard) if locals_ is None else locals_[b]
             self.local[b], self.pair[b] = local, Pair(lam, np.zeros_like(lam))
             rows[b] = self._exported(b, local)

@@ -78,6 +78,9 @@ class Memory(Diary):
         local = _settled(problem, lam, problem.init(self.key)[1])
         return self.warm(problem, solver, solver.init(problem, lam, local, batch_size))
 
+    def interrupted(self) -> None:
+        """Nothing to wait for."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -27,6 +27,10 @@ Array = jax.Array
 PyTree = Any
 
 
+class NoShards(RuntimeError):
+    """Nobody is left who could take the shards."""
+
+
 class Server(Diary, ABC):
     """What executors share whose shards are elsewhere."""
 
@@ -160,6 +164,10 @@ class Server(Diary, ABC):
     def _disturbed(self) -> bool:
         """Whether shards were rebuilt since the last call."""
         return False
+
+    @abstractmethod
+    def interrupted(self) -> None:
+        """Told that whoever waits for the run wants it to end now."""
 
     @abstractmethod
     def close(self) -> None:

@@ -30,9 +30,9 @@ class WorkerHost(Host):
             return Failure(error)
 
     def begin_with(self, shards: list[int], key: Any, lam: Any, locals_: Any) -> Any:
-        """Begin with these shards."""
-        self.shards = shards
-        return self.begin(jax.random.wrap_key_data(key), lam, locals_)
+        """Begin with these shards, besides those it has."""
+        self._own(shards)
+        return self.begin(jax.random.wrap_key_data(key), lam, locals_, shards)
 
     def visit(self, batch: Any, lam0: Any, penalty: Any, halos: Any) -> Any:
         """As `Host`; without a penalty, under the last one."""
@@ -40,7 +40,8 @@ class WorkerHost(Host):
         return super().visit(batch, lam0, self._last_penalty, halos)
 
     def restart(self, key: Any, shards: Any) -> Any:
-        """As `Host`."""
+        """As `Host`, with these shards and no others: what interrupted a run may have cut short their moving."""
+        self.shards = list(shards)
         return super().restart(jax.random.wrap_key_data(key), shards)
 
     def rebuild(self, lam: Any, halos: Any, shards: Any, settle: bool = True) -> Any:
@@ -49,8 +50,8 @@ class WorkerHost(Host):
 
     def adopt(self, shards: list[int], key: Any, lam: Any, halos: Any) -> Any:
         """Take over shards whose worker was lost."""
-        self.shards = self.shards + [b for b in shards if b not in self.shards]
-        self.restart(key, shards)
+        self._own(shards)
+        super().restart(jax.random.wrap_key_data(key), shards)
         return self.rebuild(lam, halos, shards)
 
     def release(self, shards: list[int]) -> Any:
@@ -60,9 +61,12 @@ class WorkerHost(Host):
 
     def accept(self, shards: list[int], parcel: Any) -> None:
         """Take what another worker gave away."""
-        self.shards = self.shards + shards
+        self._own(shards)
         for b in shards:
             self.local[b], self.pair[b] = parcel[b]
+
+    def _own(self, shards: list[int]) -> None:
+        self.shards = self.shards + [b for b in shards if b not in self.shards]
 
     def local_of(self, b: int) -> tuple[int, PyTree]:
         """The local variables of one shard."""
