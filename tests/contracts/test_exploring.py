@@ -50,6 +50,9 @@ def test_in_single_precision_too(tissue, cluster):
     for executor in (pdvi.Disk(), pdvi.Dask(cluster[1])):
         found = pdvi.fit(stored, pdvi.P2DVI(), executor=executor, **settings)
         np.testing.assert_allclose(found.trace["objective"], memory.trace["objective"], rtol=1e-6)
+        for name, value in memory.global_params.items():
+            np.testing.assert_allclose(found.global_params[name], value, rtol=0, atol=1e-6 * np.abs(value).max())
+        assert largest_difference(memory, found) < 4e-6
 
 
 def test_exploring_asked_for_and_left_out(tissue):
