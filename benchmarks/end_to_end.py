@@ -54,14 +54,14 @@ def row(name: str, seconds: float, ari: float, note: str = "") -> None:
 
 def from_components(adata: ad.AnnData) -> None:
     truth = adata.obs["truth"]
-    for name, use_rep in (("pdvi, averaged neighbourhoods (default)", None), ("pdvi, plain components", "X_pca")):
+    for name, refine in (("pdvi, default", None), ("pdvi, averages only", False)):
         for call in ("first call", "after compilation"):
             fresh = ad.AnnData(obs=adata.obs.copy(), obsm={key: adata.obsm[key] for key in ("X_pca", "spatial")})
             began = time.perf_counter()
-            pdvi.tl.domains(fresh, DOMAINS, use_rep=use_rep)
+            pdvi.tl.domains(fresh, DOMAINS, refine=refine)
             seconds = time.perf_counter() - began
-            trace = pd.DataFrame(fresh.uns["domain"]["trace"])
-            note = f"fit {trace['seconds'].iloc[-1]:.1f} s, {trace['epoch'].iloc[-1]:.0f} epochs"
+            found = fresh.uns["domain"]
+            note = f"fit {found['fit_seconds']:.1f} s, {'refined' if found['refined'] else 'not refined'}"
             used = fresh.obs["domain"].nunique()
             row(f"{name}, {call}", seconds, pdvi.metrics.ari(truth, fresh.obs["domain"]), f"{note}, {used} domains")
     X = adata.obsm["X_pca"]

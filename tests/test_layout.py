@@ -15,7 +15,7 @@ LAYERS = [
     {"models", "solvers"},
     {"executors"},
     {"fit"},
-    {"mixtures", "restarts", "reestimation", "tuning"},
+    {"mixtures", "restarts", "reestimation", "reseeding", "tuning"},
     {"anndata_checks", "datasets", "tissue", "estimators", "pp", "gr", "tl", "pl", "metrics", "report", "sharding"},
     {"pdvi"},  # the package's own __init__: the public names
     {"console", "files", "demo", "reproduce"},

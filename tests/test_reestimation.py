@@ -8,7 +8,8 @@ import pytest
 import pdvi
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
 from pdvi.partition import consecutive, layout
-from pdvi.reestimation import reestimate, reseeded, variational_em
+from pdvi.reestimation import reestimate, variational_em
+from pdvi.reseeding import reseeded
 from pdvi.restarts import best_of
 
 DATA = pdvi.datasets.mixture(3_000, dim=4, n_components=3, batch_size=500, separation=2.0, seed=0)

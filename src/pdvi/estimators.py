@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import logsumexp
@@ -13,57 +14,79 @@ from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem, potts_mixture_problem
+from pdvi.mixtures import (
+    EmpiricalBayes,
+    empirical_bayes,
+    from_labels,
+    gaussian_mixture_problem,
+    means_of,
+    point_at,
+    potts_mixture_problem,
+)
 from pdvi.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.problem import Problem
-from pdvi.reestimation import Fitted, annealed, reseeded, variational_em
+from pdvi.reestimation import FIRST, Fitted, annealed, variational_em
+from pdvi.reseeding import reseeded
 from pdvi.restarts import best_of
 from pdvi.solvers import P2DVI
 
 COVARIANCES = ("diagonal", "tied")
 ROWS_PER_SHARD = 500
+SETTLE = 6  # epochs before the first re-estimation from known probabilities
 WARM_UP = 10  # epochs that all of several starts run before the best goes on
 
 
 class _Mixture(BaseEstimator):
     """What both mixtures share; every parameter is documented in the subclasses."""
 
-    def _fit(self, X: np.ndarray, where: Layout, make: Any) -> None:
-        """Whiten, start, fit, and put the answer back into the units of ``X``."""
+    def _fit(self, X: np.ndarray, where: Layout, make: Any, known: np.ndarray | None = None) -> None:
+        """Whiten, start (from ``known`` probabilities, if any), fit, and put the answer into the units of ``X``."""
+        n_init = self.n_init if known is None else 1
         rng = check_random_state(self.random_state)
-        seeds = rng.randint(2**31, size=self.n_init + 1)
+        seeds = rng.randint(2**31, size=n_init + 1)
         offset = X.mean(0)
         centred = X - offset
-        settings = [empirical_bayes(centred, self.n_components, seed=int(seed)) for seed in seeds[1:]]
+        if known is None:
+            settings = [empirical_bayes(centred, self.n_components, seed=int(seed)) for seed in seeds[1:]]
+        else:
+            settings = [from_labels(centred, known.argmax(1), means_of(centred, known))]
         solver = P2DVI() if self.solver is None else self.solver
         batch_size = where.rows.shape[0] if getattr(solver, "full_batch", False) else max(1, where.rows.shape[0] // 100)
         common = {"batch_size": batch_size, "max_epochs": self.max_epochs, "tol": self.tol}
         reestimated = self.estimate_noise or self.learn_weights
 
         def fitted_from(number: int) -> tuple[Fitted, np.ndarray]:
-            whitening = _whitening(centred, settings[number], self.covariance)
+            labels = None if known is None else known.argmax(1)
+            whitening = _whitening(centred, settings[number], self.covariance, labels)
             each = _whitened(settings[number], whitening, self.covariance)
             log_scale = float(np.linalg.slogdet(whitening)[1])
             problem = make(centred @ whitening.T, settings=each, where=where, log_scale=log_scale)
             seed = int(seeds[0]) + number  # other draws for every start: exploration forgets where it began
-            start: Any = None
-            if self.n_init > 1 and not reestimated:  # one problem for all of them
+            start: Any = None if known is None else point_at(problem, where.shard(known))
+            if n_init > 1 and not reestimated:  # one problem for all of them
                 starts = [_start_of(problem, other.means @ whitening.T) for other in settings]
                 start = best_of(problem, solver, starts, epochs=WARM_UP, batch_size=batch_size, seed=seed).best
             if getattr(self, "anneal_from", None) is not None:
                 start = annealed(problem, solver, self.anneal_from, WARM_UP, start=start, seed=seed, **common).point
             noise = self.covariance if self.estimate_noise else None
             fitted = variational_em(
-                problem, solver, noise=noise, weights=self.learn_weights, start=start, seed=seed, **common
+                problem,
+                solver,
+                noise=noise,
+                weights=self.learn_weights,
+                first=FIRST if known is None else SETTLE,
+                start=start,
+                seed=seed,
+                **common,
             )
             return fitted, whitening
 
         # with its own noise every start must be fitted to its end: which is best does not show before
-        fits = (fitted_from(number) for number in range(self.n_init if reestimated else 1))
+        fits = (fitted_from(number) for number in range(n_init if reestimated else 1))
         fitted, whitening = min(fits, key=lambda fit: fit[0].result.objective)
         model, result = fitted.problem.model, fitted.result
         if self.reseed:
-            result = reseeded(fitted.problem, solver, result, seed=int(seeds[0]), **common)
+            result = reseeded(fitted.problem, solver, result, exchange=known is not None, seed=int(seeds[0]), **common)
         self._offset, self._whitening = offset, fitted.whitening @ whitening
         back = np.linalg.inv(self._whitening)
         noise = np.asarray(model.noise_variance, float)
@@ -248,8 +271,11 @@ class PottsMixture(ClusterMixin, _Mixture):
         self.solver = solver
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, graph: Any, coordinates: Any = None) -> PottsMixture:
-        """Fit to rows ``X`` on a ``graph`` of edge weights; ``coordinates`` cut the rows into compact patches."""
+    def fit(self, X: Any, y: Any = None, *, graph: Any, coordinates: Any = None, start: Any = None) -> PottsMixture:
+        """Fit to rows ``X`` on a ``graph`` of edge weights; ``coordinates`` cut the rows into compact patches.
+
+        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means.
+        """
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         self._check(len(X))
         if self.n_components < 2:
@@ -272,8 +298,9 @@ class PottsMixture(ClusterMixin, _Mixture):
             coordinates = check_coordinates(coordinates, len(X))
             where = layout(median_cuts(coordinates, n_patches), along_space(coordinates))
 
+        known = None if start is None else check_probabilities(start, (len(X), self.n_components))
         make = partial(potts_mixture_problem, graph=graph, beta=self.beta, halo=self.halo, temperature=self.temperature)
-        self._fit(X, where, make)
+        self._fit(X, where, make, known)
         self.probabilities_ = self._responsibilities
         self.labels_ = self.probabilities_.argmax(1)
         return self
@@ -310,16 +337,32 @@ def check_coordinates(coordinates: Any, n_rows: int) -> np.ndarray:
     return coordinates
 
 
+def check_probabilities(start: Any, shape: tuple[int, int]) -> np.ndarray:
+    """One row of probabilities for each row of X."""
+    start = np.asarray(start, np.result_type(jnp.result_type(float)))
+    if start.shape != shape or not (start >= 0).all() or not np.allclose(start.sum(1), 1, atol=1e-3):
+        msg = f"`start` must have rows of {shape[1]} probabilities for {shape[0]} rows of X, got shape {start.shape}"
+        msg += "." if start.shape != shape else ", whose rows do not all add up to 1; divide each by its sum."
+        raise ValueError(msg)
+    return start
+
+
 def _n_shards(n_rows: int) -> int:
     return int(np.clip(n_rows // ROWS_PER_SHARD, 1, 100))
 
 
-def _whitening(X: np.ndarray, settings: EmpiricalBayes, covariance: str) -> np.ndarray:
-    """The matrix after which the noise within k-means clusters is white; the identity for diagonal noise."""
+def _whitening(
+    X: np.ndarray, settings: EmpiricalBayes, covariance: str, labels: np.ndarray | None = None
+) -> np.ndarray:
+    """The matrix after which the noise within k-means clusters (or labels) is white; the identity if diagonal."""
     if covariance == "diagonal":
         return np.eye(X.shape[1])
-    sample = X[:: max(1, len(X) // 20_000)]
-    labels = ((sample**2).sum(1)[:, None] - 2 * sample @ settings.means.T + (settings.means**2).sum(1)).argmin(1)
+    every = max(1, len(X) // 20_000)
+    sample = X[::every]
+    if labels is None:
+        labels = ((sample**2).sum(1)[:, None] - 2 * sample @ settings.means.T + (settings.means**2).sum(1)).argmin(1)
+    else:
+        labels = labels[::every]
     residual = np.asarray(sample - settings.means[labels], float)
     scatter = residual.T @ residual / len(sample)
     scatter += 1e-6 * max(np.trace(scatter) / len(scatter), 1e-12) * np.eye(len(scatter))

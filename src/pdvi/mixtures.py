@@ -13,6 +13,8 @@ from scipy.sparse.linalg import eigsh
 from pdvi.models import GaussianMixtureModel, PottsMixtureModel
 from pdvi.partition import Layout, neighbour_table
 from pdvi.problem import Problem
+from pdvi.result import Point
+from pdvi.solvers.conjugate import add, best_globals
 
 SUBSAMPLE = 20_000  # rows that k-means looks at: all of them would cost more than the fit
 
@@ -46,6 +48,22 @@ def from_labels(X: np.ndarray, labels: np.ndarray, means: np.ndarray) -> Empiric
     within = ((X - means[labels]) ** 2).mean(0)
     between = means.var(0) if len(means) > 1 else total
     return EmpiricalBayes(means, prior_mean, np.maximum(between, floor), np.maximum(within, floor))
+
+
+def means_of(X: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """The mean of every component's rows."""
+    mass = np.maximum(probabilities.sum(0), 1e-6)
+    return np.asarray(probabilities.T @ X / mass[:, None])
+
+
+@eqx.filter_jit
+def point_at(problem: Problem, local: Any) -> Point:
+    """The point with these responsibilities, padding left out, and the globals that are best for them."""
+    local = jnp.asarray(local)
+    if "mask" in problem.shards:
+        local *= problem.shards["mask"][..., None]
+    found = best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
+    return Point(problem.unravel(found), local)
 
 
 def gaussian_mixture_problem(

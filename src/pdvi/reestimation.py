@@ -1,4 +1,4 @@
-"""Variational EM around a fit: noise covariance and weights re-estimated, unused components put to use.
+"""Variational EM around a fit: noise covariance and weights re-estimated.
 
 The component means and labels are fitted for fixed hyper-parameters; then these are set to their best values
 for the fit, and the fit goes on from where it was (its duals are minus the gradients there). For diagonal noise
@@ -26,7 +26,6 @@ Array = jax.Array
 FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
 GAIN = 1e-4  # of the ELBO per row: with less in a round the rounds end
 STEADY = 5e-3  # or with less of it and this share of the labels changed
-EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
 
 
 class Fitted(NamedTuple):
@@ -43,6 +42,7 @@ def variational_em(
     *,
     noise: str | None,
     weights: bool,
+    first: int = FIRST,
     rounds: int = 20,
     epochs: int = 4,
     tol: float = 1e-5,
@@ -55,7 +55,7 @@ def variational_em(
     """
     if not (noise or weights):
         rounds = 0
-    first = min(settings["max_epochs"], FIRST) if rounds else settings["max_epochs"]
+    first = min(settings["max_epochs"], first) if rounds else settings["max_epochs"]
     # logging costs as much as an epoch, and what the rounds need to know is where each ends
     logged = {"log_every": first / 3} if rounds else {}
     result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
@@ -65,9 +65,7 @@ def variational_em(
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
         whitening = np.asarray(step, float) @ whitening
         before = result
-        result = _joined(
-            result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated"
-        )
+        result = joined(result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated")
         if _little(before, result, float(problem.model.n_rows)):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
@@ -92,7 +90,7 @@ def annealed(
     for now in np.linspace(temperature, float(problem.model.temperature), epochs + 1)[:-1]:
         heated = eqx.tree_at(lambda p: p.model.temperature, problem, jnp.full_like(problem.model.temperature, now))
         result = fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
-        results.append(_joined(results[-1], result, f"temperature {now:.3g}") if results else result)
+        results.append(joined(results[-1], result, f"temperature {now:.3g}") if results else result)
         start = result.point
     return results[-1]
 
@@ -144,47 +142,7 @@ def _scatter(problem: Problem) -> Array:
     return problem.map_shards(one, jnp.zeros((problem.n_shards, problem.shards["x"].shape[1]))).sum(0)
 
 
-def reseeded(problem: Problem, solver: Any, result: Result, **settings: Any) -> Result:
-    """Try to put unused components where rows are explained worst, as often as there are components.
-
-    Never ends worse; ``settings`` are those of `fit`.
-    """
-    if hasattr(solver, "exploration"):  # which would forget the new place
-        solver = dataclasses.replace(solver, exploration=0, continuation=())
-    n_rows, n_components = float(problem.model.n_rows), len(problem.model.log_weights)
-    for _ in range(n_components):
-        local = np.asarray(result.local_params)
-        mass = local.sum((0, 1))
-        unused = int(mass.argmin())
-        if mass[unused] >= EMPTY * n_rows / n_components:
-            break
-        start = _moved(problem, result, unused)
-        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": 30})
-        if trial.objective >= result.objective:
-            break
-        result = _joined(result, trial, f"component {unused} reseeded")
-    return result
-
-
-def _moved(problem: Problem, result: Result, unused: int) -> dict[str, np.ndarray]:
-    """The globals, with the unused mean where the rows of the worst-explained component are farthest from theirs."""
-    x = np.asarray(problem.shards["x"]).reshape(-1, problem.shards["x"].shape[-1])
-    phi = np.asarray(result.local_params).reshape(len(x), -1)
-    labels, taken = phi.argmax(1), phi.sum(1) > 0.5
-    mean = np.array(result.global_params["mean"])
-    distance = (((x - mean[labels]) ** 2) / np.asarray(problem.model.noise_variance)).sum(1) * taken
-    worst = int(np.bincount(labels, weights=distance, minlength=len(mean)).argmax())
-    rows = np.flatnonzero(taken & (labels == worst))
-    far = rows[distance[rows] >= np.quantile(distance[rows], 0.9)]
-    away = x[far] - mean[worst]
-    one_side = away @ away[distance[far].argmax()] > 0  # two clusters around one mean stick out on both sides
-    mean[unused] = x[far[one_side]].mean(0)
-    log_var = np.array(result.global_params["log_var"])
-    log_var[unused] = log_var[worst]  # an unused component has the prior's, far too wide to win a row
-    return {"mean": mean, "log_var": log_var}
-
-
-def _joined(earlier: Result, later: Result, event: str) -> Result:
+def joined(earlier: Result, later: Result, event: str) -> Result:
     """``later`` with one trace over both."""
     trace = later.trace.copy()
     for column in ("step", "epoch", "seconds"):

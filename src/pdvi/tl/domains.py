@@ -11,6 +11,7 @@ from pdvi import gr, pp
 from pdvi.anndata_checks import coordinates_of, features_of, samples_of, say
 from pdvi.estimators import PottsMixture
 from pdvi.pl import palette
+from pdvi.tl.refinement import refined
 
 
 def domains(
@@ -20,6 +21,7 @@ def domains(
     beta: float = 1.0,
     covariance: str = "tied",
     n_init: int | None = None,
+    refine: bool | None = None,
     use_rep: str | None = None,
     graph_key: str = gr.build.KEY,
     sample_key: str | None = None,
@@ -44,6 +46,10 @@ def domains(
         of the noise: "tied" (one full covariance, re-estimated) or "diagonal".
     n_init
         k-means starts, of which the best fit is kept; by default 6, fewer from 20,000 spots on, 1 from 60,000.
+    refine
+        whether labels found on averaged neighbourhoods are refined on "X_pca", spot by spot. By default the data
+        decides: yes if the spots of a domain are one normal cloud there (borders get sharper), no if they are not,
+        as when a domain has several cell types (it would be torn into them). ``uns[key]["refined"]`` tells.
     use_rep
         features in obsm; by default "X_neighborhood", made from "X_pca" if need be.
     graph_key
@@ -76,6 +82,24 @@ def domains(
         random_state=seed,
     ).fit(features, graph=adata.obsp[graph_key], coordinates=apart)
 
+    seconds = float(fitted.result_.trace["seconds"].iloc[-1])
+    was_refined = False
+    if refine or (refine is None and use_rep is None and "X_pca" in adata.obsm):
+        components = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")
+        better = refined(
+            components,
+            np.asarray(fitted.probabilities_, np.float32),
+            apart,
+            samples,
+            beta=beta,
+            covariance=covariance,
+            seed=seed,
+            force=bool(refine),
+        )
+        if better is not None:
+            fitted, was_refined = better, True
+            seconds += float(better.result_.trace["seconds"].iloc[-1])
+
     order = np.argsort(-np.bincount(fitted.labels_, minlength=n_domains), kind="stable")
     probability = np.ascontiguousarray(fitted.probabilities_[:, order], np.float32)
     names = [str(k + 1) for k in range(n_domains)]
@@ -95,6 +119,8 @@ def domains(
             "sample_key": sample_key or "",
             "seed": int(seed),
         },
+        "refined": was_refined,
+        "fit_seconds": seconds,
         "status": str(fitted.result_.status),
         "elbo": float(fitted.elbo_),
         "trace": {name: column.to_numpy() for name, column in fitted.result_.trace.items()},

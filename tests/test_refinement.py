@@ -1,0 +1,95 @@
+"""Refinement spot by spot: sharper where a domain is one cloud, kept away where it has several cell types."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.cluster import KMeans
+
+import pdvi
+from pdvi.tl.refinement import WORSE, kurtosis, surprise
+
+
+def clouds(n=10_000, n_domains=8, noise=3.0, seed=0):
+    """Domains that are one normal cloud each, with so much noise that single spots show next to nothing."""
+    tissue = pdvi.datasets.tissue_features(n, n_features=30, n_domains=n_domains, patchiness=10, seed=seed)
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((n_domains, 30)) * np.linspace(1.2, 0.2, 30)
+    adata = ad.AnnData(obs=pd.DataFrame({"truth": tissue.labels.astype(str)}, index=np.arange(n).astype(str)))
+    adata.obsm["X_pca"] = (centres[tissue.labels] + noise * rng.standard_normal((n, 30))).astype(np.float32)
+    adata.obsm["spatial"] = tissue.coordinates
+    return adata
+
+
+def ari(adata, key="domain"):
+    return pdvi.metrics.ari(adata.obs["truth"], adata.obs[key])
+
+
+@pytest.mark.filterwarnings("ignore:made what was missing")
+def test_noisy_clouds_are_refined_to_sharp_domains():
+    adata = clouds()
+    blind = KMeans(8, n_init=1, random_state=0).fit_predict(adata.obsm["X_pca"])
+    assert pdvi.metrics.ari(adata.obs["truth"], blind) < 0.15
+    pdvi.tl.domains(adata, 8)
+    pdvi.tl.domains(adata, 8, refine=False, key_added="average")
+    assert adata.uns["domain"]["refined"]
+    assert not adata.uns["average"]["refined"]
+    assert ari(adata) > 0.93
+    assert ari(adata) > ari(adata, "average") + 0.02
+    assert set(adata.obsm) == {"X_pca", "X_neighborhood", "spatial", "domain_probability", "average_probability"}
+    assert set(adata.obsp) == {"potts_weights"}
+
+
+@pytest.mark.filterwarnings("ignore:made what was missing")
+def test_domains_of_several_cell_types_are_left_whole():
+    adata = pdvi.datasets.tissue(3_000, n_domains=8, seed=0)
+    pdvi.tl.domains(adata, 8, n_init=1)
+    assert not adata.uns["domain"]["refined"]
+    whole = ari(adata)
+    pdvi.tl.domains(adata, 8, n_init=1, refine=True, key_added="torn")
+    assert adata.uns["torn"]["refined"]
+    assert ari(adata, "torn") < whole - 0.2  # what the checks are for
+    X, found = adata.obsm["X_pca"], [adata.obsm[f"{key}_probability"] for key in ("domain", "torn")]
+    assert kurtosis(X, found[0]) > 1.05
+    graph = adata.obsp["potts_weights"]
+    assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - WORSE
+
+
+def test_kurtosis_is_one_for_normal_clouds_of_any_shape():
+    rng = np.random.default_rng(0)
+    labels = np.arange(20_000) % 3
+    X = rng.standard_normal((20_000, 5)) @ rng.standard_normal((5, 5)) + 10 * labels[:, None]
+    assert kurtosis(X, np.eye(3)[labels]) == pytest.approx(1, abs=0.02)
+    assert abs(kurtosis(X, np.ones((20_000, 1))) - 1) > 0.03  # three clouds taken for one
+
+
+def test_two_domains_that_share_a_component_are_told_apart():
+    """Of three components one is a sliver and one has two domains: an exchange mends that."""
+    adata = clouds(4_000, 3, noise=2.0)
+    truth = adata.obs["truth"].astype(int).to_numpy()
+    poor = np.where(truth == 2, 1, truth)
+    poor[np.flatnonzero(truth == 0)[:80]] = 2
+    graph = pdvi.graphs.nearest(adata.obsm["spatial"], 12, mutual=False)
+    fits = {
+        reseed: pdvi.PottsMixture(3, beta=0.8, reseed=reseed, random_state=0).fit(
+            adata.obsm["X_pca"], graph=graph, coordinates=adata.obsm["spatial"], start=np.eye(3)[poor]
+        )
+        for reseed in (False, True)
+    }
+    assert pdvi.metrics.ari(truth, fits[True].labels_) > 0.95
+    assert pdvi.metrics.ari(truth, fits[True].labels_) > pdvi.metrics.ari(truth, fits[False].labels_) + 0.1
+    assert fits[True].elbo_ > fits[False].elbo_
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (np.ones((10, 2)), r"`start` must have rows of 3 probabilities for 4000 rows of X, got shape \(10, 2\)\."),
+        (np.ones((4_000, 3)), "whose rows do not all add up to 1; divide each by its sum"),
+    ],
+)
+def test_bad_starts_are_named(start, message):
+    adata = clouds(4_000, 3)
+    graph = pdvi.graphs.nearest(adata.obsm["spatial"], 4)
+    with pytest.raises(ValueError, match=message):
+        pdvi.PottsMixture(3).fit(adata.obsm["X_pca"], graph=graph, start=start)
