@@ -9,11 +9,12 @@ import pdvi
 
 ROOT = Path(pdvi.__file__).parent
 LAYERS = [
-    {"shards", "partition", "graphs", "store", "paths"},
+    {"shards", "partition", "graphs", "store", "paths", "coarsening"},
     {"problem"},
     {"algorithm", "oracles", "stepsize", "sampling", "theory", "result"},
     {"models", "solvers"},
     {"executors"},
+    {"checkpoint", "fit_arguments"},
     {"fit"},
     {"mixtures", "restarts", "reestimation", "reseeding", "tuning"},
     {"anndata_checks", "datasets", "tissue", "estimators", "pp", "gr", "tl", "pl", "metrics", "report", "sharding"},

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.sparse.linalg import eigsh
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures import empirical_bayes, potts_mixture_problem, safe_damping
+from pdvi.mixtures import damping_of_patches, empirical_bayes, potts_mixture_problem, safe_damping
 from pdvi.partition import along_space, consecutive, grid, layout, median_cuts
 
 TISSUE = pdvi.datasets.tissue_features(1_600, n_features=6, n_domains=5, noise=1.0, patchiness=8, seed=1)
@@ -136,6 +137,14 @@ def test_damping_is_zero_for_weak_coupling_and_bounded_by_the_spectrum(x64):
     strongest = sp.csr_array(20.0 * STRONG)
     exact = -np.linalg.eigvalsh(strongest.toarray()).min() / 4 - 0.5
     assert exact <= safe_damping(strongest) < 1.15 * exact
+
+
+def test_damping_of_a_large_graph_is_that_of_its_patches(x64):
+    places = np.random.default_rng(0).uniform(size=(24_000, 2))
+    graph = sp.csr_array(graphs.nearest(places, 12, mutual=False), dtype=float)
+    lowest = eigsh(graph, 1, which="SA", tol=1e-4, return_eigenvectors=False)[0]
+    exact = -lowest / 4 - 0.5
+    assert exact <= damping_of_patches(graph, layout(median_cuts(places, 32))) < 1.25 * exact
 
 
 def test_patches_give_the_same_labels_with_halo_and_seams_without():

@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pdvi import partition, sampling, solvers, theory
+from pdvi.checkpoint import Checkpoint, CheckpointWarning
 from pdvi.executors import Dask, Disk, Memory
-from pdvi.fit import Checkpoint, CheckpointWarning, Progress, SafeguardWarning, fit
+from pdvi.fit import Progress, SafeguardWarning, fit
 from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 from pdvi.problem import Augmentation, Model, Problem
 from pdvi.result import Point, Result, Status, load_result

@@ -1,4 +1,4 @@
-"""The only loop: budget, trace, stopping, callbacks, checkpoints, progress."""
+"""The only loop: budget, trace, stopping, callbacks, progress."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from itertools import pairwise
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from pdvi.checkpoint import Checkpoint, Keeper
 from pdvi.executors import Disk, Memory
 from pdvi.executors.memory import like
 from pdvi.executors.server import NoShards
+from pdvi.fit_arguments import batch_size_for, lam_from, last_step, positive, seed_for
 from pdvi.problem import Problem
-from pdvi.result import Point, Result, Status, check_path, load_result
+from pdvi.result import Point, Result, Status, load_result
 from pdvi.sampling import Reshuffled, Sampling, batches, steps_per_epoch
 from pdvi.stepsize import Safeguard
 
@@ -33,18 +34,6 @@ EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of t
 
 class SafeguardWarning(UserWarning):
     """The run was set back to its last good state and goes on with smaller steps."""
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; the one before is still there."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where to keep a run while it lasts, and how often; written at log points and at the end."""
-
-    path: str | os.PathLike
-    every_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -122,14 +111,14 @@ def fit(
         show a progress bar; by default on a terminal only.
     """
     run = _Run(problem, solver, batch_size, seed, sampling, start, executor, log_every)
-    last = _last_step(max_epochs, max_steps, run.steps_per_epoch)
+    last = last_step(max_epochs, max_steps, run.steps_per_epoch)
     if max_seconds is not None:
-        _positive("max_seconds", max_seconds)
+        positive("max_seconds", max_seconds)
     for name, value in (("tol", tol), ("grad_tol", grad_tol)):
         if not value >= 0:
             msg = f"`{name}` must be at least 0, got {value!r}."
             raise ValueError(msg)
-    keep = _Keeper(checkpoint)
+    keep = Keeper(checkpoint)
     with tqdm(total=last, initial=run.step, unit="step", disable=not _wanted(progress), leave=False) as bar:
         try:
             if not run.rows:
@@ -139,7 +128,7 @@ def fit(
                 run.advance(last)
                 run.log()
                 run.guard()
-                keep.if_due(run)
+                keep.if_due(lambda: run.result(Status.RUNNING))
                 bar.update(run.step - bar.n)
                 bar.set_postfix_str(f"objective {run.rows[-1]['objective']:.6g}")
         except KeyboardInterrupt:
@@ -173,12 +162,12 @@ class _Run:
         executor = executor or (Memory() if problem.store is None else Disk())
         earlier = start if isinstance(start, Result) and start.solver == _describe(solver) else None
         self.problem, self.solver = problem, solver
-        self.batch_size = _batch_size(problem, solver, batch_size, earlier)
-        self.seed = _seed(seed, earlier)
+        self.batch_size = batch_size_for(problem, solver, batch_size, earlier)
+        self.seed = seed_for(seed, earlier)
         self.sampling = sampling or Reshuffled()
         self.executor = executor
         self.steps_per_epoch = steps_per_epoch(problem.n_shards, self.batch_size)
-        self.stride = max(1, round(_positive("log_every", log_every) * self.steps_per_epoch))
+        self.stride = max(1, round(positive("log_every", log_every) * self.steps_per_epoch))
         self.state, self.good = self._initial_states(start, earlier)
         self.step: int = earlier.n_steps if earlier else 0
         self.rows: list[dict] = earlier.trace.to_dict("records") if earlier else []
@@ -197,7 +186,7 @@ class _Run:
         if isinstance(start, Result | Point):
             local, start = start.local_params, start.global_params
         if start is not None:
-            lam = _lam_from(self.problem, start)
+            lam = lam_from(self.problem, start)
         key = jax.random.key(self.seed)
         state = self.executor.init(self.problem, self.solver, key, lam, local, self.batch_size)
         known = local is not None
@@ -298,34 +287,6 @@ class _Run:
         )
 
 
-class _Keeper:
-    """Writes checkpoints, not too often."""
-
-    def __init__(self, checkpoint: Checkpoint | str | os.PathLike | None):
-        self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
-        if self.to:
-            check_path(self.to.path)  # now, not after the first hour
-        self.saved = time.monotonic()
-
-    def if_due(self, run: _Run) -> None:
-        """Keep a run that goes on."""
-        if self.to and time.monotonic() - self.saved >= self.to.every_seconds:
-            self.now(run.result(Status.RUNNING))
-
-    def now(self, result: Result) -> None:
-        """Keep this result. A full disk is no reason to lose the run: it goes on, and the last checkpoint stays."""
-        if not self.to:
-            return
-        try:
-            result.save(self.to.path)
-        except OSError as error:
-            kept = "the one before is kept" if os.path.exists(self.to.path) else "there is none yet"
-            why = error.strerror or error
-            msg = f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. Make room."
-            warnings.warn(msg, CheckpointWarning, stacklevel=4)
-        self.saved = time.monotonic()
-
-
 def _verdict(
     run: _Run,
     callbacks: Sequence[Callable],
@@ -370,79 +331,6 @@ def _settled(rows: list[dict[str, Any]], tol: float) -> bool:
             values = [point["objective"] for point in points]
             return all(abs(a - b) < tol * abs(b) for a, b in pairwise(values))
     return False
-
-
-def _batch_size(problem: Problem, solver: Any, batch_size: int | None, earlier: Result | None) -> int:
-    if getattr(solver, "full_batch", False):
-        if batch_size not in (None, problem.n_shards):
-            msg = (
-                f"`batch_size` must be left out for {type(solver).__name__}, which visits all "
-                f"{problem.n_shards} shards in every step, got {batch_size!r}."
-            )
-            raise ValueError(msg)
-        return problem.n_shards
-    if batch_size is None:
-        return earlier.batch_size if earlier else max(1, problem.n_shards // 100)
-    if (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, int | np.integer)
-        or not 1 <= batch_size <= problem.n_shards
-    ):
-        msg = (
-            f"`batch_size` must be a whole number between 1 and the number of shards ({problem.n_shards}), "
-            f"got {batch_size!r}."
-        )
-        raise ValueError(msg)
-    if earlier and batch_size != earlier.batch_size:
-        msg = f"`batch_size` must be that of the run to continue ({earlier.batch_size}), got {batch_size!r}."
-        raise ValueError(msg)
-    return int(batch_size)
-
-
-def _seed(seed: int | None, earlier: Result | None) -> int:
-    if seed is None:
-        return earlier.seed if earlier else 0
-    if not _is_whole(seed) or seed < 0:
-        msg = f"`seed` must be a whole number of at least 0, got {seed!r}."
-        raise ValueError(msg)
-    if earlier and seed != earlier.seed:
-        msg = f"`seed` must be that of the run to continue ({earlier.seed}), got {seed!r}."
-        raise ValueError(msg)
-    return int(seed)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _last_step(max_epochs: float, max_steps: int | None, per_epoch: int) -> int:
-    last = round(_positive("max_epochs", max_epochs) * per_epoch)
-    return max(1, last if max_steps is None else min(last, int(_positive("max_steps", max_steps))))
-
-
-def _positive(name: str, value: float) -> float:
-    if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
-        msg = f"`{name}` must be positive and finite, got {value!r}."
-        raise ValueError(msg)
-    return value
-
-
-def _lam_from(problem: Problem, start: Any) -> jax.Array:
-    if not isinstance(start, Mapping) or set(start) != {name for name, _ in problem.blocks}:
-        found = sorted(start) if isinstance(start, Mapping) else type(start).__name__
-        msg = f"`start` must have the blocks {[name for name, _ in problem.blocks]}, got {found}."
-        raise ValueError(msg)
-    for name, shape in problem.blocks:
-        if np.asarray(start[name]).dtype.kind not in "fiub":
-            msg = f"`start` of block {name!r} must hold numbers, got {start[name]!r}."
-            raise ValueError(msg)
-        if np.shape(start[name]) != shape:
-            msg = f"`start` of block {name!r} must have shape {shape}, got {np.shape(start[name])}."
-            raise ValueError(msg)
-        if not np.isfinite(np.asarray(start[name])).all():
-            msg = f"`start` must be finite: block {name!r} has NaN or infinite values."
-            raise ValueError(msg)
-    return problem.ravel({name: jnp.asarray(value, jnp.result_type(float)) for name, value in start.items()})
 
 
 def _describe(solver: Any) -> str:

@@ -11,13 +11,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi.anndata_checks import SPATIAL
-from pdvi.mixtures import EmpiricalBayes, empirical_bayes, potts_model, safe_damping
+from pdvi.mixtures import SPARE, EmpiricalBayes, empirical_bayes, potts_model, safe_damping
 from pdvi.partition import Layout, along_space, layout, median_cuts, shard_table
 from pdvi.problem import Problem
 from pdvi.store import StoreWriter, describe_model
 
 BLOCK = 100_000  # rows of a lazy array that are in memory at once
-DAMPING_SHARDS = 3  # on whose own edges the damping is measured
+DAMPING_SHARDS = 64  # on whose own edges the damping is measured
 
 
 def write_store(
@@ -53,7 +53,7 @@ def write_store(
     shard_size
         most spots in a patch. A shard is the unit of reading and of work: a few dozen megabytes are good.
     damping
-        of parallel sweeps; by default measured on a few patches (see `mixtures.safe_damping`).
+        of parallel sweeps; by default measured on up to 64 patches (see `mixtures.safe_damping`).
     settings
         starting means and hyper-parameters; by default from k-means on a sample of the spots.
     """
@@ -115,7 +115,7 @@ def _write_mixture(
         writer.add(shard if mask.all() else {**shard, "mask": mask[b].astype(np.float32)})
         halos.append(halo)
         if damping is None and b in measured:
-            dampings.append(safe_damping(sp.csr_array(edges[:, own])))
+            dampings.append(safe_damping(sp.csr_array(edges[:, own]), spare=SPARE))
     model = potts_model(settings, len(slots), damping=max(dampings) if damping is None else damping)
     writer.finish(halo=_padded(halos), rows=where.rows, model=describe_model(model))
 

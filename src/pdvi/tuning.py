@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from pdvi.fit import _describe, _last_step, _positive, _Run, _wanted
+from pdvi.fit import _describe, _Run, _wanted
+from pdvi.fit_arguments import last_step, positive
 from pdvi.paths import check_path
 from pdvi.problem import Problem
 from pdvi.result import Point, Result
@@ -97,7 +98,7 @@ def tune(
     """
     grids = _grids(problem, solver, space)
     _check_trials(trials, grids)
-    _positive("max_epochs", max_epochs)
+    positive("max_epochs", max_epochs)
     start = start.point if isinstance(start, Result) else start  # a start, never a run to continue
     task = _Task(problem, batch_size, max_epochs, sampling, start, executor, seed)
     first = task.run(_with(problem, solver, {name: grid[0] for name, grid in grids.items()}))
@@ -150,7 +151,7 @@ class _Task:
 
     def last(self, run: _Run) -> int:
         """The number of steps of a trial."""
-        return _last_step(self.max_epochs, None, run.steps_per_epoch)
+        return last_step(self.max_epochs, None, run.steps_per_epoch)
 
 
 def _best(made: list[dict[str, Any]], start: float, names: list[str], equal: float = EQUAL) -> Settings:

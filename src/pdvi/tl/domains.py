@@ -82,7 +82,7 @@ def domains(
         random_state=seed,
     ).fit(features, graph=adata.obsp[graph_key], coordinates=apart)
 
-    seconds = float(fitted.result_.trace["seconds"].iloc[-1])
+    seconds = fitted.fit_seconds_
     was_refined = False
     if refine or (refine is None and use_rep is None and "X_pca" in adata.obsm):
         components = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")
@@ -98,7 +98,7 @@ def domains(
         )
         if better is not None:
             fitted, was_refined = better, True
-            seconds += float(better.result_.trace["seconds"].iloc[-1])
+            seconds += better.fit_seconds_
 
     order = np.argsort(-np.bincount(fitted.labels_, minlength=n_domains), kind="stable")
     probability = np.ascontiguousarray(fitted.probabilities_[:, order], np.float32)
