@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +36,13 @@ ROWS_PER_SHARD = 500
 LARGE, GROUP = 80_000, 4  # with more rows than this a fit begins with groups of so many, which is as many times faster
 SETTLE = 6  # epochs before the first re-estimation from known probabilities
 WARM_UP = 10  # epochs that all of several starts run before the best goes on
+
+
+class Start(NamedTuple):
+    """Probabilities to begin with, and the seconds their fit took."""
+
+    probabilities: np.ndarray
+    seconds: float
 
 
 class _Mixture(BaseEstimator):
@@ -279,11 +286,50 @@ class PottsMixture(ClusterMixin, _Mixture):
         self.solver = solver
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, graph: Any, coordinates: Any = None, start: Any = None) -> PottsMixture:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        graph: Any,
+        coordinates: Any = None,
+        start: Any = None,
+        exchange: bool = False,
+    ) -> PottsMixture:
         """Fit to rows ``X`` on a ``graph`` of edge weights; ``coordinates`` cut the rows into compact patches.
 
-        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means.
+        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means. With
+        ``exchange`` components in use are given up where another, split in two, promises more.
         """
+        X, graph, coordinates = self._checked(X, graph, coordinates)
+        if start is None:
+            first = self._of_groups(X, graph, coordinates)
+        else:
+            first = Start(check_probabilities(start, (len(X), self.n_components)), 0.0)
+        n_patches = int(np.clip(len(X) // 32, 1, 32)) if self.n_patches is None else self.n_patches
+        if coordinates is None:
+            where = layout(consecutive(len(X), n_patches))
+        else:
+            where = layout(median_cuts(coordinates, n_patches), along_space(coordinates))
+        make = partial(potts_mixture_problem, graph=graph, beta=self.beta, halo=self.halo, temperature=self.temperature)
+        self._fit(X, where, make, first.probabilities if first else None, exchange)
+        self.fit_seconds_ += first.seconds if first else 0.0
+        self.probabilities_ = self._responsibilities
+        self.labels_ = self.probabilities_.argmax(1)
+        return self
+
+    def of_groups(self, X: Any, *, graph: Any, coordinates: Any) -> Start | None:
+        """What `fit` begins with: the fit to groups of rows. None for a tissue that is not so large."""
+        return self._of_groups(*self._checked(X, graph, coordinates))
+
+    def _of_groups(self, X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray | None) -> Start | None:
+        if coordinates is None or not self.estimate_noise or len(X) <= LARGE:
+            return None
+        coarse = coarsened(X, graph, coordinates, GROUP)
+        found = clone(self).fit(coarse.X, graph=coarse.graph, coordinates=coarse.coordinates)
+        return Start(found.probabilities_.astype(X.dtype)[coarse.group], found.fit_seconds_)
+
+    def _checked(self, X: Any, graph: Any, coordinates: Any) -> tuple[np.ndarray, sp.csr_array, np.ndarray | None]:
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         self._check(len(X))
         if self.n_components < 2:
@@ -299,25 +345,7 @@ class PottsMixture(ClusterMixin, _Mixture):
             msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
             raise ValueError(msg)
         graph = check_graph(graph, len(X))
-        n_patches = int(np.clip(len(X) // 32, 1, 32)) if self.n_patches is None else self.n_patches
-        if coordinates is None:
-            where = layout(consecutive(len(X), n_patches))
-        else:
-            coordinates = check_coordinates(coordinates, len(X))
-            where = layout(median_cuts(coordinates, n_patches), along_space(coordinates))
-
-        known = None if start is None else check_probabilities(start, (len(X), self.n_components))
-        seconds = 0.0
-        if known is None and coordinates is not None and self.estimate_noise and len(X) > LARGE:
-            coarse = coarsened(X, graph, coordinates, GROUP)
-            found = clone(self).fit(coarse.X, graph=coarse.graph, coordinates=coarse.coordinates)
-            known, seconds = found.probabilities_.astype(X.dtype)[coarse.group], found.fit_seconds_
-        make = partial(potts_mixture_problem, graph=graph, beta=self.beta, halo=self.halo, temperature=self.temperature)
-        self._fit(X, where, make, known, exchange=start is not None)
-        self.fit_seconds_ += seconds
-        self.probabilities_ = self._responsibilities
-        self.labels_ = self.probabilities_.argmax(1)
-        return self
+        return X, graph, None if coordinates is None else check_coordinates(coordinates, len(X))
 
 
 def check_graph(graph: Any, n_rows: int) -> sp.csr_array:

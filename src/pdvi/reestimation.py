@@ -57,7 +57,7 @@ def variational_em(
         rounds = 0
     first = min(settings["max_epochs"], first) if rounds else settings["max_epochs"]
     # logging costs as much as an epoch, and what the rounds need to know is where each ends
-    logged = {"log_every": first / 3} if rounds else {}
+    logged = {"log_every": first / 3 if start is None else first} if rounds else {}
     result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
     settings = {**settings, "max_epochs": epochs, "log_every": epochs}
     whitening = np.eye(problem.shards["x"].shape[-1])

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pdvi import gr, pp
 from pdvi.anndata_checks import coordinates_of, features_of, samples_of, say
-from pdvi.estimators import PottsMixture
+from pdvi.estimators import PottsMixture, Start
 from pdvi.pl import palette
 from pdvi.tl.refinement import refined
 
@@ -71,7 +71,7 @@ def domains(
     # samples side by side, so that the patches of one do not reach into the next
     extent = np.ptp(coordinates, axis=0).max() + 1.0
     apart = coordinates - coordinates.min(0) + np.column_stack([2 * extent * samples, np.zeros(len(samples))])
-    fitted = PottsMixture(
+    mixture = PottsMixture(
         int(n_domains),
         beta=beta,
         covariance=covariance,
@@ -80,15 +80,15 @@ def domains(
         n_patches=n_patches,
         solver=solver,
         random_state=seed,
-    ).fit(features, graph=adata.obsp[graph_key], coordinates=apart)
-
-    seconds = fitted.fit_seconds_
-    was_refined = False
+    )
+    rows = {"graph": adata.obsp[graph_key], "coordinates": apart}
+    coarse = mixture.of_groups(features, **rows)
+    found = coarse or Start(mixture.fit(features, **rows).probabilities_, mixture.fit_seconds_)
+    better = None
     if refine or (refine is None and use_rep is None and "X_pca" in adata.obsm):
-        components = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")
         better = refined(
-            components,
-            np.asarray(fitted.probabilities_, np.float32),
+            features_of(adata, "X_pca", "pdvi.pp.prepare(adata)"),
+            np.asarray(found.probabilities, np.float32),
             apart,
             samples,
             beta=beta,
@@ -96,9 +96,10 @@ def domains(
             seed=seed,
             force=bool(refine),
         )
-        if better is not None:
-            fitted, was_refined = better, True
-            seconds += better.fit_seconds_
+    if better is None and coarse:
+        mixture.fit(features, start=coarse.probabilities, **rows)
+    fitted = better or mixture
+    seconds = found.seconds + (fitted.fit_seconds_ if better or coarse else 0.0)
 
     order = np.argsort(-np.bincount(fitted.labels_, minlength=n_domains), kind="stable")
     probability = np.ascontiguousarray(fitted.probabilities_[:, order], np.float32)
@@ -119,7 +120,7 @@ def domains(
             "sample_key": sample_key or "",
             "seed": int(seed),
         },
-        "refined": was_refined,
+        "refined": better is not None,
         "fit_seconds": seconds,
         "status": str(fitted.result_.status),
         "elbo": float(fitted.elbo_),

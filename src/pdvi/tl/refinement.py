@@ -44,7 +44,7 @@ def refined(
     graph = _graph(coordinates, samples)
     start = probability / probability.sum(1, keepdims=True)
     mixture = PottsMixture(probability.shape[1], beta=beta * COUPLING, covariance=covariance, random_state=seed)
-    mixture.fit(X, graph=graph, coordinates=coordinates, start=start)
+    mixture.fit(X, graph=graph, coordinates=coordinates, start=start, exchange=True)
     if not force and surprise(X, mixture.probabilities_, graph) > surprise(X, probability, graph) + WORSE:
         return None
     return mixture
