@@ -64,6 +64,12 @@ def test_a_large_tissue_begins_with_groups_and_ends_as_well(tissue, monkeypatch)
     assert rows[:4] == [4_001, 251, 1_001, 4_001]  # from the coarsest to the rows themselves
     assert metrics.ari(tissue.labels, large.labels_) > metrics.ari(tissue.labels, plain.labels_) - 0.02
     np.testing.assert_array_equal(large.labels_, again.labels_)
+    of_groups = pdvi.PottsMixture(5, random_state=0).of_groups(tissue.X, **fit)
+    by_hand = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, start=of_groups, **fit)
+    np.testing.assert_array_equal(large.labels_, by_hand.labels_)
+    started = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, start=plain.probabilities_, **fit)
+    assert rows[-3:] == [251, 1_001, 4_001]  # groups of known probabilities too
+    assert metrics.ari(plain.labels_, started.labels_) > 0.9
     assert large.fit_seconds_ > large.result_.trace["seconds"].iloc[-1]
 
 

@@ -70,11 +70,10 @@ def test_two_domains_that_share_a_component_are_told_apart():
     poor = np.where(truth == 2, 1, truth)
     poor[np.flatnonzero(truth == 0)[:80]] = 2
     graph = pdvi.graphs.nearest(adata.obsm["spatial"], 12, mutual=False)
+    rows = {"graph": graph, "coordinates": adata.obsm["spatial"], "start": np.eye(3)[poor]}
     fits = {
-        reseed: pdvi.PottsMixture(3, beta=0.8, reseed=reseed, random_state=0).fit(
-            adata.obsm["X_pca"], graph=graph, coordinates=adata.obsm["spatial"], start=np.eye(3)[poor]
-        )
-        for reseed in (False, True)
+        exchange: pdvi.PottsMixture(3, beta=0.8, random_state=0).fit(adata.obsm["X_pca"], exchange=exchange, **rows)
+        for exchange in (False, True)
     }
     assert pdvi.metrics.ari(truth, fits[True].labels_) > 0.95
     assert pdvi.metrics.ari(truth, fits[True].labels_) > pdvi.metrics.ari(truth, fits[False].labels_) + 0.1

@@ -18,18 +18,27 @@ class Coarse(NamedTuple):
     coordinates: np.ndarray
     group: np.ndarray
 
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Of the rows of every group."""
+        return _mean(self.group, values)
+
 
 def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int) -> Coarse:
     """Groups of ``size`` rows next to each other in space. A group is coupled to others as strongly as a row was."""
-    n_rows = len(X)
-    group = np.empty(n_rows, np.int64)
-    group[along_curve(coordinates)] = np.arange(n_rows) // size
-    member = sp.csr_array((np.ones(n_rows, X.dtype), (group, np.arange(n_rows))))
-    sizes = np.bincount(group)[:, None].astype(X.dtype)
+    group = np.empty(len(X), np.int64)
+    group[along_curve(coordinates)] = np.arange(len(X)) // size
+    member = _member(group, X.dtype)
     between = sp.csr_array(member @ graph @ member.T)
     between.setdiag(0)
     between.eliminate_zeros()
-    strength = graph.sum() / n_rows, between.sum() / len(sizes)
-    return Coarse(
-        member @ X / sizes, between * (strength[0] / max(strength[1], 1e-300)), member @ coordinates / sizes, group
-    )
+    strength = graph.sum() / len(X), between.sum() / between.shape[0]
+    between *= strength[0] / max(strength[1], 1e-300)
+    return Coarse(_mean(group, X), between, _mean(group, coordinates), group)
+
+
+def _mean(group: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.asarray(_member(group, values.dtype) @ values / np.bincount(group)[:, None].astype(values.dtype))
+
+
+def _member(group: np.ndarray, dtype: np.dtype) -> sp.csr_array:
+    return sp.csr_array((np.ones(len(group), dtype), (group, np.arange(len(group)))))

@@ -298,14 +298,19 @@ class PottsMixture(ClusterMixin, _Mixture):
     ) -> PottsMixture:
         """Fit to rows ``X`` on a ``graph`` of edge weights; ``coordinates`` cut the rows into compact patches.
 
-        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means. With
-        ``exchange`` components in use are given up where another, split in two, promises more.
+        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means; or is
+        what `of_groups` found. With ``exchange`` components in use are given up where another, split in two, promises
+        more.
         """
         X, graph, coordinates = self._checked(X, graph, coordinates)
-        if start is None:
-            first = self._of_groups(X, graph, coordinates)
+        if isinstance(start, Start):
+            first: Start | None = start
         else:
-            first = Start(check_probabilities(start, (len(X), self.n_components)), 0.0)
+            known = None if start is None else check_probabilities(start, (len(X), self.n_components))
+            first = self._of_groups(X, graph, coordinates, known, exchange)
+            exchange = exchange and first is None  # the groups have done so
+            if first is None and known is not None:
+                first = Start(known, 0.0)
         n_patches = int(np.clip(len(X) // 32, 1, 32)) if self.n_patches is None else self.n_patches
         if coordinates is None:
             where = layout(consecutive(len(X), n_patches))
@@ -322,11 +327,21 @@ class PottsMixture(ClusterMixin, _Mixture):
         """What `fit` begins with: the fit to groups of rows. None for a tissue that is not so large."""
         return self._of_groups(*self._checked(X, graph, coordinates))
 
-    def _of_groups(self, X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray | None) -> Start | None:
+    def _of_groups(
+        self,
+        X: np.ndarray,
+        graph: sp.csr_array,
+        coordinates: np.ndarray | None,
+        known: np.ndarray | None = None,
+        exchange: bool = False,
+    ) -> Start | None:
         if coordinates is None or not self.estimate_noise or len(X) <= LARGE:
             return None
         coarse = coarsened(X, graph, coordinates, GROUP)
-        found = clone(self).fit(coarse.X, graph=coarse.graph, coordinates=coarse.coordinates)
+        start = None if known is None else coarse.mean(known)
+        found = clone(self).fit(
+            coarse.X, graph=coarse.graph, coordinates=coarse.coordinates, start=start, exchange=exchange
+        )
         return Start(found.probabilities_.astype(X.dtype)[coarse.group], found.fit_seconds_)
 
     def _checked(self, X: Any, graph: Any, coordinates: Any) -> tuple[np.ndarray, sp.csr_array, np.ndarray | None]:

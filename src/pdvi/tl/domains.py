@@ -97,9 +97,9 @@ def domains(
             force=bool(refine),
         )
     if better is None and coarse:
-        mixture.fit(features, start=coarse.probabilities, **rows)
+        mixture.fit(features, start=coarse, **rows)
     fitted = better or mixture
-    seconds = found.seconds + (fitted.fit_seconds_ if better or coarse else 0.0)
+    seconds = mixture.fit_seconds_ if better is None else found.seconds + better.fit_seconds_
 
     order = np.argsort(-np.bincount(fitted.labels_, minlength=n_domains), kind="stable")
     probability = np.ascontiguousarray(fitted.probabilities_[:, order], np.float32)
