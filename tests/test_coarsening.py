@@ -69,7 +69,7 @@ def test_a_large_tissue_begins_with_groups_and_ends_as_well(tissue, monkeypatch)
     np.testing.assert_array_equal(large.labels_, by_hand.labels_)
     started = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, start=plain.probabilities_, **fit)
     assert rows[-3:] == [251, 1_001, 4_001]  # groups of known probabilities too
-    assert metrics.ari(plain.labels_, started.labels_) > 0.9
+    assert metrics.ari(tissue.labels, started.labels_) > metrics.ari(tissue.labels, plain.labels_) - 0.02
     assert large.fit_seconds_ > large.result_.trace["seconds"].iloc[-1]
 
 
