@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi.anndata_checks import SPATIAL
-from pdvi.mixtures import SPARE, EmpiricalBayes, empirical_bayes, potts_model, safe_damping
+from pdvi.mixtures import LARGE, SPARE, EmpiricalBayes, empirical_bayes, potts_model, safe_damping
 from pdvi.partition import Layout, along_space, layout, median_cuts, shard_table
 from pdvi.problem import Problem
 from pdvi.store import StoreWriter, describe_model
@@ -102,6 +102,8 @@ def _write_mixture(
     slots, mask, fraction = where.slots, where.mask, where.fraction
     degree = max(1, int(np.diff(graph.indptr).max(initial=0)))
     measured = np.unique(np.linspace(0, len(mask) - 1, DAMPING_SHARDS).astype(int))
+    if damping is None and graph.shape[0] <= LARGE:
+        damping = safe_damping(sp.csr_array(graph) * beta)
     halos, dampings = [], [0.0]
     for b, rows in enumerate(where.rows):
         own = rows[mask[b]]

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of dask about clients and w
 # As a user's script would; the log points are told, so that the test knows when a run is under way.
 CHILD = """
 import contextlib
+import signal
 import sys
 
 import distributed
@@ -30,6 +31,7 @@ def told(progress):
 
 
 def main(store, kept, place):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell runs in the background
     with contextlib.ExitStack() as stack:
         if place == "disk":
             executor = pdvi.Disk()
@@ -126,7 +128,11 @@ def test_a_client_that_is_killed_goes_on_as_another(folder, cluster, optimum, tm
 def interrupt(child):
     """Ctrl-C at a terminal: it tells all processes of the session."""
     os.killpg(child.pid, signal.SIGINT)
-    said, _ = child.communicate(timeout=60)
+    try:
+        said, _ = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
     assert said.split()[-1] == "INTERRUPTED"
     assert child.returncode == 0
     assert left_over(child.pid) == []

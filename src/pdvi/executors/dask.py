@@ -76,7 +76,6 @@ class Dask(Server):
         if not timeout > 0:
             msg = f"`timeout` must be a positive number of seconds, got {timeout!r}."
             raise ValueError(msg)
-        super().__init__()
         self.client, self.asynchronous, self.timeout = client, asynchronous, timeout
         self.traffic = Traffic()
         self._forget()

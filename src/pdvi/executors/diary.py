@@ -6,14 +6,13 @@ from __future__ import annotations
 class Diary:
     """Takes notes, and hands them out once."""
 
-    def __init__(self) -> None:
-        self._told: list[str] = []
+    _told: tuple[str, ...] = ()
 
     def tell(self, event: str) -> None:
         """Something for the trace."""
-        self._told.append(event)
+        self._told += (event,)
 
     def events(self) -> list[str]:
         """What was told since the last call."""
-        told, self._told = self._told, []
-        return told
+        told, self._told = self._told, ()
+        return list(told)

@@ -41,7 +41,6 @@ class Disk(Server):
     """
 
     def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike | None = None):
-        super().__init__()
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch = scratch
 
