@@ -76,8 +76,7 @@ def test_a_large_tissue_begins_with_groups_and_ends_as_well(tissue, monkeypatch)
 def test_fixed_noise_and_rows_without_places_are_fitted_as_they_are(tissue, monkeypatch):
     """The noise of a group's mean is not that of its rows."""
     monkeypatch.setattr(estimators, "LARGE", 900)
-    monkeypatch.setattr(estimators, "coarsened", None)
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 6), tissue.X)
-    fixed = pdvi.PottsMixture(5, estimate_noise=False, max_epochs=2, random_state=0)
-    fixed.fit(tissue.X, graph=graph, coordinates=tissue.coordinates)
-    pdvi.PottsMixture(5, max_epochs=2, random_state=0).fit(tissue.X, graph=graph)
+    fixed = pdvi.PottsMixture(5, estimate_noise=False)
+    assert fixed.of_groups(tissue.X, graph=graph, coordinates=tissue.coordinates) is None
+    assert pdvi.PottsMixture(5).of_groups(tissue.X, graph=graph, coordinates=None) is None

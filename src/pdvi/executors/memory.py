@@ -73,7 +73,7 @@ class Memory(Diary):
         lam = _best_globals(problem, state.local)
         return self.warm(problem, solver, solver.init(problem, lam, state.local, batch_size))
 
-    def with_globals(self, problem: Problem, solver: Any, state: Any, lam: Array, batch_size: int) -> Any:
+    def with_globals(self, problem: Problem, solver: Any, lam: Array, batch_size: int) -> Any:
         """A new beginning with these globals, and the locals that fit them."""
         local = _settled(problem, lam, problem.init(self.key)[1])
         return self.warm(problem, solver, solver.init(problem, lam, local, batch_size))

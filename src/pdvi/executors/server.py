@@ -99,7 +99,7 @@ class Server(Diary, ABC):
         begun = self._begun(solver, _best_globals(problem, statistics), batch_size)
         return self.warm(problem, solver, begun)
 
-    def with_globals(self, problem: Problem, solver: Any, state: Any, lam: Array, batch_size: int) -> Any:
+    def with_globals(self, problem: Problem, solver: Any, lam: Array, batch_size: int) -> Any:
         """A new beginning with these globals, and the locals that fit them."""
         self._settle(lam)
         return self._tidy(solver.settle(self._begun(solver, lam, batch_size)))

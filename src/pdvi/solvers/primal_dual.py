@@ -209,7 +209,7 @@ class P2DVI(_PrimalDual):
         if executor.objective(problem, found) < state.reached:
             return found
         executor.tell("explored in vain")
-        return executor.with_globals(problem, self, state, state.kept, batch_size)
+        return executor.with_globals(problem, self, state.kept, batch_size)
 
     def exploring(self, problem: Problem, state: ContinuedState, batch_size: int) -> bool:
         """Whether the last step was one of exploration."""
