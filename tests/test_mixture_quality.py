@@ -139,6 +139,17 @@ def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it
     np.testing.assert_allclose(found.h, found.duals.mean(0) / found.penalty, rtol=1e-4, atol=1e-6)
 
 
+def test_exploring_begins_where_the_run_began(explorable):
+    solver, memory = pdvi.P2DVI(), Memory()
+    begun = memory.init(explorable, solver, jax.random.key(0), None, None, 1)
+    state = memory.run(explorable, solver, begun, np.arange(32)[:, None] % 16)
+    first, _, steps = solver.stage(explorable, state, 1, memory)
+    assert steps == 3 * 16
+    np.testing.assert_array_equal(first.lam, begun.lam)
+    np.testing.assert_array_equal(first.local, begun.local)
+    np.testing.assert_array_equal(first.kept, state.lam)
+
+
 class Killed(BaseException):
     """As if the process had ended here."""
 
