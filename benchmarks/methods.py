@@ -26,8 +26,8 @@ from rich.table import Table
 import pdvi
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
 from pdvi.reproduce.methods import METHODS, applicable, spelled
+from pdvi.shards.partition import along_space, layout, median_cuts
 
 TARGETS = (1e-3, 1e-4, 1e-5)
 NAMES = tuple(method.name for method in METHODS)

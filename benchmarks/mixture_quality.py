@@ -23,7 +23,7 @@ import pdvi
 from mixture_speed import tissue_problem
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
+from pdvi.shards.partition import along_space, layout, median_cuts
 
 RIVALS = {"CAVI": pdvi.CAVI(), "memoized VB": pdvi.MemoizedVB(), "SVI 0.1": pdvi.SVI(rate=0.1)}
 OURS = {

@@ -26,7 +26,7 @@ from pdvi import graphs
 from pdvi.executors import Memory
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.models.potts_mixture import neighbour_sum
-from pdvi.partition import along_space, layout, median_cuts
+from pdvi.shards.partition import along_space, layout, median_cuts
 
 PATCHES, NEIGHBOURS, DOMAINS, BETA = 32, 24, 23, 0.3
 

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import pdvi
-from pdvi.partition import Layout
+from pdvi.shards.partition import Layout
 
 DOMAINS, FEATURES, BETA, NOISE = 23, 50, 0.3, np.float32(1.8)
 STEPS = [(0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (2, 0), (1, 2), (2, 1)]  # and their opposites: 16 neighbours

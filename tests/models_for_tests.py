@@ -6,7 +6,7 @@ import numpy as np
 
 import pdvi
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
+from pdvi.shards.partition import along_space, layout, median_cuts
 
 
 class Regression:

@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 import pdvi
 from models_for_tests import Regression, regression_shards
-from pdvi.algorithm import initial_state, with_penalty
 from pdvi.executors import Memory
+from pdvi.solvers.primal_dual.algorithm import initial_state, with_penalty
 
 EXACT = pdvi.CoordinateDescent(sweeps=500, tol=1e-10, inner=pdvi.Newton(tol=1e-12))
 

@@ -15,8 +15,10 @@ import scanpy as sc
 from matplotlib.image import imread
 
 import pdvi
-from pdvi import console, files, paths
-from pdvi.cli import main
+from pdvi._anndata import read as files
+from pdvi._base import atomic as paths
+from pdvi._base import console
+from pdvi.cli.app import main
 
 
 def run(*arguments):

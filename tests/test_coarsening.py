@@ -5,8 +5,9 @@ import pytest
 import scipy.sparse as sp
 
 import pdvi
-from pdvi import estimators, graphs, metrics
-from pdvi.coarsening import coarsened
+from pdvi import graphs, metrics
+from pdvi.mixtures import estimators
+from pdvi.mixtures.coarse import coarsened
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from scipy.optimize import brentq
 import pdvi
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, from_labels, gaussian_mixture_problem
 from pdvi.models.gaussian_mixture import log_variance
-from pdvi.partition import consecutive, layout
-from pdvi.shards import take
+from pdvi.shards.partition import consecutive, layout
+from pdvi.shards.stacking import take
 
 N, D, K = 90, 3, 4
 RNG = np.random.default_rng(0)

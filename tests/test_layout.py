@@ -64,7 +64,7 @@ def test_imports_point_one_way(file):
 @pytest.mark.parametrize(
     ("name", "source", "found"),
     [
-        ("problem", "from pdvi.fit import fit", {"fit"}),
+        ("problem", "from pdvi.run.fit import fit", {"fit"}),
         ("models", "import pdvi.executors.memory", {"executors"}),
         ("result", "def late():\n    from pdvi import solvers, shards", {"solvers"}),
         ("datasets", "import pdvi", {"pdvi"}),

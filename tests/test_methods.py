@@ -23,7 +23,7 @@ from pdvi.mixtures import (
     potts_mixture_problem,
     with_weights,
 )
-from pdvi.partition import consecutive, layout, median_cuts
+from pdvi.shards.partition import consecutive, layout, median_cuts
 from pdvi.solvers import SOLVERS
 
 N, D, K = 240, 3, 3

@@ -11,7 +11,7 @@ import pdvi
 from pdvi import graphs, metrics
 from pdvi.executors import Memory
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
+from pdvi.shards.partition import along_space, layout, median_cuts
 
 K = 5
 

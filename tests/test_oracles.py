@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi.oracles import default_oracle
-from pdvi.shards import take
+from pdvi.shards.stacking import take
+from pdvi.solvers.primal_dual.oracles import default_oracle
 from test_algorithm import quadratic, stripped
 
 

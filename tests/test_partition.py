@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from pdvi.partition import along_space, grid, layout, median_cuts, neighbour_table
+from pdvi.shards.neighbours import neighbour_table
+from pdvi.shards.partition import along_space, grid, layout, median_cuts
 
 RNG = np.random.default_rng(0)
 XY = RNG.random((1_003, 2)) * [3, 1]

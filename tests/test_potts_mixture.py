@@ -10,7 +10,7 @@ from scipy.sparse.linalg import eigsh
 import pdvi
 from pdvi import graphs, metrics
 from pdvi.mixtures import damping_of_patches, empirical_bayes, potts_mixture_problem, safe_damping
-from pdvi.partition import along_space, consecutive, grid, layout, median_cuts
+from pdvi.shards.partition import along_space, consecutive, grid, layout, median_cuts
 
 TISSUE = pdvi.datasets.tissue_features(1_600, n_features=6, n_domains=5, noise=1.0, patchiness=8, seed=1)
 X, XY = TISSUE.X.astype(float), TISSUE.coordinates

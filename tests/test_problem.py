@@ -6,7 +6,7 @@ import pytest
 
 import pdvi
 from models_for_tests import Regression, regression_shards
-from pdvi.shards import take
+from pdvi.shards.stacking import take
 
 
 def test_a_plain_class_and_a_list_of_unequal_shards_are_enough():

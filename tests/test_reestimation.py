@@ -7,10 +7,10 @@ import pytest
 
 import pdvi
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
-from pdvi.partition import consecutive, layout
-from pdvi.reestimation import reestimate, variational_em
-from pdvi.reseeding import reseeded
-from pdvi.restarts import best_of
+from pdvi.mixtures.em import reestimate, variational_em
+from pdvi.mixtures.reseed import reseeded
+from pdvi.mixtures.restarts import best_of
+from pdvi.shards.partition import consecutive, layout
 
 DATA = pdvi.datasets.mixture(3_000, dim=4, n_components=3, batch_size=500, separation=2.0, seed=0)
 X = DATA.X.astype(float) * [1.0, 2.0, 0.5, 1.0]

@@ -18,7 +18,7 @@ from matplotlib.image import imread
 
 import pdvi
 from pdvi import reproduce
-from pdvi.cli import main
+from pdvi.cli.app import main
 from pdvi.reproduce import embryo, figures, maps, mixture, provenance, quadratic, runs, slide
 from pdvi.reproduce.claims import FAILS, HOLDS, PARTLY, Claim, collected, markdown, verdict, write_page
 from pdvi.reproduce.methods import BASELINES, BY_NAME, METHODS, PAPER, applicable

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi.sampling import Fixed, Reshuffled, Uniform, batches
+from pdvi.run.sampling import Fixed, Reshuffled, Uniform, batches
 
 SIZES = [(12, 3), (12, 12), (12, 1), (13, 5), (7, 6), (1, 1)]
 

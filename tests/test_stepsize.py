@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi.stepsize import Safeguard, automatic_penalty, penalty_from_eta
+from pdvi.run.safeguard import Safeguard
+from pdvi.solvers.primal_dual.penalty import automatic_penalty, penalty_from_eta
 from test_algorithm import quadratic, stripped
 
 

@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 
 import pdvi
-from pdvi.tissue.counts import negative_binomial
+from pdvi.datasets.tissue.counts import negative_binomial
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi import tuning
 from pdvi.executors import Memory
-from pdvi.tuning import COARSE, PARTS
+from pdvi.run import tune as tuning
+from pdvi.run.tune import COARSE, PARTS
 
 EPOCHS = 4  # of 4 steps, so that a part is two steps
 

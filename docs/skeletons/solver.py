@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 
 import pdvi
-from pdvi.shards import put, take
+from pdvi.shards.stacking import put, take
 
 
 class DescentState(NamedTuple):

@@ -3,20 +3,22 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pdvi import partition, sampling, solvers, theory
-from pdvi.checkpoint import Checkpoint, CheckpointWarning
+from pdvi import solvers, theory
+from pdvi._anndata.slide_store import write_store
+from pdvi.core.problem import Augmentation, Model, Problem
+from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.executors import Dask, Disk, Memory
-from pdvi.fit import Progress, SafeguardWarning, fit
-from pdvi.oracles import LBFGS, CoordinateDescent, JointStep, Newton
-from pdvi.problem import Augmentation, Model, Problem
-from pdvi.result import Point, Result, Status, load_result
-from pdvi.sharding import write_store
+from pdvi.run import sampling
+from pdvi.run.checkpoint import Checkpoint, CheckpointWarning
+from pdvi.run.fit import Progress, SafeguardWarning, fit
+from pdvi.run.tune import TuningResult, tune
+from pdvi.shards import partition
 from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
-from pdvi.tuning import TuningResult, tune
+from pdvi.solvers.primal_dual.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 
 if TYPE_CHECKING:
     from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, tl
-    from pdvi.estimators import GaussianMixture, PottsMixture
+    from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
 
 __version__ = "0.1.0"
 
@@ -72,8 +74,8 @@ __all__ = [
 
 # Imported when they are first asked for: scikit-learn takes longer than all that a fit needs.
 _LATER = {
-    "GaussianMixture": "pdvi.estimators",
-    "PottsMixture": "pdvi.estimators",
+    "GaussianMixture": "pdvi.mixtures.estimators",
+    "PottsMixture": "pdvi.mixtures.estimators",
     **{name: f"pdvi.{name}" for name in ("datasets", "gr", "graphs", "metrics", "mixtures", "pl", "pp", "tl")},
 }
 

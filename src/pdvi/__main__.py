@@ -1,5 +1,5 @@
 """`python -m pdvi`."""
 
-from pdvi.cli import main
+from pdvi.cli.app import main
 
 main()

@@ -9,7 +9,7 @@ import pytest
 import pdvi
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import along_space, layout, median_cuts
+from pdvi.shards.partition import along_space, layout, median_cuts
 from pdvi.solvers import SOLVERS
 
 BATCH = 3

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi.core.problem import Problem
 from pdvi.executors.host import Measured, add_up, local_shape
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.server import NoShards, Server, begin, update
 from pdvi.executors.worker import Failure, awake, make_host
-from pdvi.problem import Problem
 
 Array = jax.Array
 PyTree = Any

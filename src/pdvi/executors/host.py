@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi.core.problem import Problem, with_halo
 from pdvi.executors.memory import traced
-from pdvi.problem import Problem, with_halo
-from pdvi.shards import to_device
+from pdvi.shards.stacking import to_device
+from pdvi.shards.store import Store
 from pdvi.solvers.local_variables import settled
-from pdvi.stepsize import shard_curvature
-from pdvi.store import Store
+from pdvi.solvers.primal_dual.penalty import shard_curvature
 
 Array = jax.Array
 PyTree = Any

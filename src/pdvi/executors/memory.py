@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi.core.problem import Problem
 from pdvi.executors.diary import Diary
-from pdvi.problem import Problem
 from pdvi.solvers.conjugate import add, best_globals
 from pdvi.solvers.local_variables import own_rows, settled
 

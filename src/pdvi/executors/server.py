@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.algorithm import server_update, with_penalty
+from pdvi.core.problem import Problem
 from pdvi.executors.diary import Diary
 from pdvi.executors.host import Boundary, Measured, local_shape
 from pdvi.executors.memory import REBUILD_PASSES, report, stage, traced
-from pdvi.problem import Problem
 from pdvi.solvers.conjugate import best_globals
-from pdvi.stepsize import curvature_shards
+from pdvi.solvers.primal_dual.algorithm import server_update, with_penalty
+from pdvi.solvers.primal_dual.penalty import curvature_shards
 
 Array = jax.Array
 PyTree = Any

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pdvi.core.problem import Problem
 from pdvi.executors.host import Host
-from pdvi.problem import Problem
-from pdvi.store import Store
+from pdvi.shards.store import Store
 
 PyTree = Any
 

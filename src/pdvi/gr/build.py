@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi.anndata_checks import coordinates_of, features_of, samples_of
-from pdvi.partition import grid, median_cuts
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi.shards.partition import grid, median_cuts
 
 KEY = "potts_weights"
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from pdvi.problem import Augmentation, Globals
+from pdvi.core.problem import Augmentation, Globals
 
 Array = jax.Array
 Shard = dict[str, Array]

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
+from pdvi.core.problem import Globals
 from pdvi.models.gaussian_mixture import GaussianMixtureModel, Shard
-from pdvi.problem import Globals
 
 Array = jax.Array
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.problem import Augmentation, Globals
+from pdvi.core.problem import Augmentation, Globals
 
 Array = jax.Array
 Shard = dict[str, Array]

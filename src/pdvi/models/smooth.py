@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.problem import Globals
+from pdvi.core.problem import Globals
 
 Array = jax.Array
 Shard = dict[str, Array]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from pdvi.anndata_checks import SPATIAL, coordinates_of, samples_of
+from pdvi._anndata.checks import SPATIAL, coordinates_of, samples_of
 from pdvi.pl import canvas
 from pdvi.pl.colors import MISSING, palette
 

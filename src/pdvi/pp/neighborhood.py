@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
 
-from pdvi.anndata_checks import coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of
 
 
 def neighborhood(

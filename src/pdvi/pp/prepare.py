@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pdvi.anndata_checks import counts_of, is_sparse, say
+from pdvi._anndata.checks import counts_of, is_sparse, say
 
 
 def prepare(

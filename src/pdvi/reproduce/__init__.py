@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvi.console import Say
+from pdvi._base.console import Say
 
 if TYPE_CHECKING:
     from pdvi.reproduce.claims import Claim

@@ -12,13 +12,13 @@ import pandas as pd
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.console import Say
-from pdvi.files import read_slide
-from pdvi.fit import Progress
+from pdvi._anndata.read import read_slide
+from pdvi._base.console import Say
 from pdvi.reproduce import figures, maps, slide
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, PAPER, spelled
 from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
+from pdvi.run.fit import Progress
 
 PRESETS = (slide.PUBLISHED, slide.DEFAULTS)
 SECTION = "experiments, MOSTA dataset"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pdvi.paths import replacing
+from pdvi._base.atomic import replacing
 from pdvi.reproduce.methods import Method
 
 FORMATS = ("png", "pdf")

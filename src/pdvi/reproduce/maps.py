@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.spatial import cKDTree
 
-from pdvi.demo import matching_colors
+from pdvi.cli.demo import matching_colors
 from pdvi.pl import canvas, palette
 from pdvi.pl.colors import MISSING
 from pdvi.reproduce.slide import Slide

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import pdvi
-from pdvi.tuning import COARSE
+from pdvi.run.tune import COARSE
 
 PER_BLOCK = ("local_rate", "rate.*")  # locals first: the globals' best rate depends on theirs
 DECAYING = {"rate": COARSE, "delay": (1.0, 1e2, 1e4)}

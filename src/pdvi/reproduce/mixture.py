@@ -11,13 +11,13 @@ import pandas as pd
 
 import pdvi
 from pdvi import datasets, metrics
-from pdvi.console import Say
-from pdvi.fit import Progress
-from pdvi.mixtures import empirical_bayes
+from pdvi._base.console import Say
+from pdvi.mixtures.build import empirical_bayes
 from pdvi.reproduce import figures
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled
 from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
+from pdvi.run.fit import Progress
 
 POOR = "random-start"
 UNTUNED = "SVI diminishing untuned"

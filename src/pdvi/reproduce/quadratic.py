@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pdvi import datasets
-from pdvi.console import Say
+from pdvi._base.console import Say
 from pdvi.reproduce import figures
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import PAPER, spelled

@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 
 import pdvi
-from pdvi.console import Say
-from pdvi.fit import Progress
-from pdvi.paths import replacing
+from pdvi._base.atomic import replacing
+from pdvi._base.console import Say
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
 from pdvi.reproduce.provenance import sign
-from pdvi.tuning import EQUAL, PARTS, _with
+from pdvi.run.fit import Progress
+from pdvi.run.tune import EQUAL, PARTS, _with
 
 Arrays = dict[str, np.ndarray]
 ROUNDING = 1e-12  # relative, in double precision: smaller differences of objectives mean nothing

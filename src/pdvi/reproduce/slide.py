@@ -13,12 +13,12 @@ import pandas as pd
 
 import pdvi
 from pdvi import graphs, pp
-from pdvi.anndata_checks import coordinates_of
+from pdvi._anndata.checks import coordinates_of
+from pdvi._anndata.read import read_slide
+from pdvi._base.atomic import replacing
 from pdvi.datasets import embryo
-from pdvi.files import read_slide
-from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.partition import Layout, along_space, grid, layout, median_cuts
-from pdvi.paths import replacing
+from pdvi.mixtures.build import empirical_bayes, potts_mixture_problem
+from pdvi.shards.partition import Layout, along_space, grid, layout, median_cuts
 
 ANNOTATION = "annotation"
 COUNTS = "count"

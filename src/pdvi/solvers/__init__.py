@@ -32,7 +32,7 @@ from pdvi.solvers.control_variates import ControlVariates
 from pdvi.solvers.gradient import SGD, Adam, RMSProp
 from pdvi.solvers.memoized import MemoizedVB
 from pdvi.solvers.pgsvi import PGSVI
-from pdvi.solvers.primal_dual import P2DVI, PDVI
+from pdvi.solvers.primal_dual.p2dvi import P2DVI, PDVI
 from pdvi.solvers.sngvi import SNGVI
 from pdvi.solvers.svi import SVI
 

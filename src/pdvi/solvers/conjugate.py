@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pdvi.problem import Problem
+from pdvi.core.problem import Problem
 
 Array = jax.Array
 PyTree = Any

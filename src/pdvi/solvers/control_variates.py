@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.problem import Problem
-from pdvi.shards import put, take
+from pdvi.core.problem import Problem
+from pdvi.shards.stacking import put, take
 from pdvi.solvers.local_variables import constrained, gradients, optimise, own_rows, require_gradients, with_halo_of
 from pdvi.solvers.rates import check_rates, per_coordinate
 

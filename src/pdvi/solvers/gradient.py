@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pdvi.problem import Problem
-from pdvi.shards import put, take
+from pdvi.core.problem import Problem
+from pdvi.shards.stacking import put, take
 from pdvi.solvers.local_variables import constrained, free, gradients, require_gradients
 from pdvi.solvers.rates import check_rates, per_coordinate
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pdvi.oracles import CoordinateDescent
-from pdvi.problem import Problem
+from pdvi.core.problem import Problem
 from pdvi.solvers.conjugate import require
+from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
 Array = jax.Array
 PyTree = Any

@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.oracles import CoordinateDescent
-from pdvi.problem import Problem
-from pdvi.shards import put, take
+from pdvi.core.problem import Problem
+from pdvi.shards.stacking import put, take
 from pdvi.solvers.conjugate import add, best_globals, require
+from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
 Array = jax.Array
 PyTree = Any

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.problem import Problem
+from pdvi.core.problem import Problem
 
 Array = jax.Array
 

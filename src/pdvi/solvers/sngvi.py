@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.problem import Problem
-from pdvi.shards import put
+from pdvi.core.problem import Problem
+from pdvi.shards.stacking import put
 from pdvi.solvers.conjugate import require
 from pdvi.solvers.local_variables import optimise, own_rows
 from pdvi.solvers.rates import check_decay, decayed

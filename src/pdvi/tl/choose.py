@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from pdvi import gr, metrics
-from pdvi.anndata_checks import coordinates_of, features_of
-from pdvi.estimators import PottsMixture
+from pdvi._anndata.checks import coordinates_of, features_of
+from pdvi.mixtures.estimators import PottsMixture
 from pdvi.tl.domains import _make_missing
 from pdvi.tl.held_out import Halves
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from pdvi import gr, pp
-from pdvi.anndata_checks import coordinates_of, features_of, samples_of, say
-from pdvi.estimators import PottsMixture, Start
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of, say
+from pdvi.mixtures.estimators import PottsMixture, Start
 from pdvi.pl import palette
 from pdvi.tl.refinement import refined
 

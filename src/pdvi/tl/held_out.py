@@ -10,8 +10,8 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from pdvi import gr, pp
-from pdvi.anndata_checks import coordinates_of, features_of, samples_of
-from pdvi.estimators import PottsMixture
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi.mixtures.estimators import PottsMixture
 
 NEIGHBORS = 15  # of the same half: about the disc that 30 of all spots lie in
 

@@ -13,8 +13,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi.estimators import PottsMixture
-from pdvi.mixtures import means_of
+from pdvi.mixtures.build import means_of
+from pdvi.mixtures.estimators import PottsMixture
 
 # Many weak edges gave better borders than eight strong ones, on simulated clouds at 154,000 real coordinates. Equal
 # weights: with learned ones and a weak coupling all spots ended in one domain there.

@@ -1,0 +1,1 @@
+"""The only code that knows where things lie in an AnnData."""

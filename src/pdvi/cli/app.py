@@ -1,0 +1,235 @@
+"""The command line: thin, one function per command."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+
+
+@app.callback()
+def _options(debug: Debug = False) -> None:
+    """Spatial domains, and large-scale variational inference by primal-dual optimisation."""
+
+
+@app.command()
+def demo(
+    n_spots: Annotated[int, typer.Option(help="Cells of the simulated tissue.")] = 10_000,
+    n_domains: Annotated[int, typer.Option(help="Its domains.")] = 12,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("pdvi-demo"),
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate a tissue, find its domains, print how well k-means and pdvi did, and write figures and a report."""
+    from pdvi._base.console import progress
+
+    if out.exists() and not out.is_dir():
+        msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
+        raise ValueError(msg)
+    with progress(quiet=quiet) as say:
+        from pdvi.cli.demo import FILES, run
+
+        _without_windows()
+        rows = run(n_spots, n_domains, seed, out, say)
+    if quiet:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{n_spots:,} cells, {n_domains} domains: agreement with the truth")
+    for column in ("method", "ARI", "NMI", "seconds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        table.add_row(row.method, f"{row.ari:.2f}", f"{row.nmi:.2f}", f"{row.seconds:.1f}")
+    Console().print(table)
+    print(f"Written to {out}: {', '.join(FILES)}")
+
+
+@app.command()
+def domains(
+    slide: Annotated[Path, typer.Argument(help="An h5ad file with counts, and coordinates in obsm['spatial'].")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
+    n_domains: Annotated[int, typer.Option(help="How many domains.")],
+    plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report with all figures.")] = None,
+    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the spatial domains of a slide."""
+    from pdvi._base.console import progress
+
+    with progress(quiet=quiet) as say:
+        from pdvi import pl, tl
+        from pdvi import report as reports
+        from pdvi._anndata import read as files
+        from pdvi._base import atomic as paths
+
+        paths.check_writable(output)
+        if plot is not None:
+            files.check_figure(plot)
+        if report is not None:
+            paths.check_writable(report)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide)
+        say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+        try:
+            tl.domains(adata, n_domains, sample_key=sample_key, seed=seed)
+        except ValueError as error:
+            msg = f"{str(slide)!r}: {error}"
+            raise ValueError(msg) from error
+        say(adata.uns["domain"]["status"])
+        _without_windows()
+        with ExitStack() as stack:  # all files take their names at the end, or none does
+            places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
+            say(f"writing {', '.join(str(path) for path in places)}")
+            adata.write_h5ad(places[output])
+            if plot is not None:
+                files.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
+            if report is not None:
+                reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
+        say("done")
+
+
+@app.command()
+def simulate(
+    output: Annotated[Path, typer.Argument(help="Where to write the h5ad file.")],
+    n_spots: Annotated[int, typer.Option(help="Over all samples.")] = 20_000,
+    n_genes: Annotated[int, typer.Option(help="Columns of the count matrix.")] = 500,
+    n_domains: Annotated[int, typer.Option(help="Layers, regions and nuclei together.")] = 12,
+    n_samples: Annotated[int, typer.Option(help="Slides of the same organ.")] = 1,
+    cells_per_spot: Annotated[int, typer.Option(help="1: single cells; more: spots on a grid.")] = 1,
+    features: Annotated[int | None, typer.Option(help="So many features instead of counts.")] = None,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate a tissue with counts, coordinates and known domains."""
+    from pdvi._base.console import progress
+
+    with progress(quiet=quiet) as say:
+        from pdvi._base import atomic as paths
+        from pdvi.datasets.tissue import tissue
+
+        paths.check_writable(output)
+        say(f"simulating {n_spots:,} spots, {n_domains} domains")
+        shape = {"n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
+        adata = tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, seed=seed)
+        say(f"writing {output}")
+        with paths.replacing(output) as temporary:
+            adata.write_h5ad(temporary)
+        say("done")
+
+
+class Experiment(StrEnum):
+    """What `pdvi reproduce` can do."""
+
+    QUADRATIC = "quadratic"
+    MIXTURE = "mixture"
+    EMBRYO = "embryo"
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="Which of the paper's experiments.")],
+    seeds: Annotated[int | None, typer.Option(help="Runs of every method (5; with --quick 2).", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs, tables and figures.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A MOSTA slide (h5ad) for embryo; else one is simulated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small data and few trials: minutes.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Repeat an experiment of the paper: traces, tables, figures, and its claims beside what came out.
+
+    Runs are kept in the folder: a command that was interrupted goes on where it was.
+    """
+    from pdvi._base.console import progress
+
+    out = Path("pdvi-reproduce") / (f"{experiment}-quick" if quick else experiment) if out is None else out
+    if out.exists() and not out.is_dir():
+        msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
+        raise ValueError(msg)
+    with progress(quiet=quiet) as say:
+        from pdvi.reproduce import run
+
+        _without_windows()
+        claims = run(experiment, out, seeds=seeds, data=data, quick=quick, say=say)
+        say("done", 1.0)
+    if quiet:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{experiment}: what the paper says, and what came out", show_lines=True)
+    for column in ("claim", "measured", "verdict"):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(claim.claim, claim.measured, claim.verdict)
+    Console().print(table)
+    print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
+
+
+@app.command()
+def info(debug: Debug = False) -> None:
+    """Print versions, devices and the compilation cache, for a bug report."""
+    import jax
+
+    lines = {"pdvi": version("pdvi"), "Python": platform.python_version(), "platform": platform.platform()}
+    for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
+        try:
+            lines[name] = version(name)
+        except PackageNotFoundError:
+            lines[name] = "not installed"
+    lines["devices"] = ", ".join(str(device) for device in jax.devices())
+    cache = getattr(jax.config, "jax_compilation_cache_dir", None)
+    lines["cache"] = cache or "none (JAX_COMPILATION_CACHE_DIR names a folder)"
+    for name, value in lines.items():
+        print(f"{name:14} {value}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit code 0, or 1 with one line that names the cause and the remedy; a traceback only with --debug."""
+    arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    try:
+        code = app(arguments, prog_name="pdvi", standalone_mode=False)
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        print(f"pdvi: {_line(error)}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _line(error: Any) -> str:
+    if hasattr(error, "format_message"):  # of the command line itself: an unknown option, a missing argument
+        return f"{_one_line(error.format_message())} See pdvi --help."
+    if isinstance(error, MemoryError):
+        return "not enough memory; use fewer spots or genes."
+    if isinstance(error, ValueError | OSError):
+        return _one_line(error)
+    return f"unexpected {type(error).__name__}: {_one_line(error)}; run again with --debug and report what it prints."
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _without_windows() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # also where a display is named that is not there

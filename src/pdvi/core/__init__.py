@@ -1,0 +1,1 @@
+"""The contracts: model, problem, solver, executor, result. Read this first."""

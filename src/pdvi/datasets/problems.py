@@ -1,0 +1,188 @@
+"""Simulated problems and data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+from pdvi.core.problem import Problem
+from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
+from pdvi.models import Quadratic, Quartic, TanhRegression
+from pdvi.shards.partition import Layout, layout
+
+
+def quadratic(
+    n: int = 10_000,
+    *,
+    dim_local: int = 5,
+    dim_global: int = 5,
+    condition: float = 1_000,
+    heterogeneity: float = 0.99,
+    linear: float = 0.0,
+    nonconvexity: float = 0.0,
+    seed: int = 0,
+) -> Problem:
+    """The paper's quadratic: n shards x' Q_b x + v_b' x, x = (phi_b, lam), each Q_b with one condition number.
+
+    Q_b = P_b diag(s) P_b', where s runs geometrically from 1/condition to 1 and is dealt out so that local and
+    global coordinates both span the whole range, and P_b is the orthogonal factor of h I + (1 - h) G_b with
+    G_b standard normal and h = ``heterogeneity``. At 1 the scales lie exactly on the axes; at 0 the
+    rotations are uniform and all coordinates look alike on average.
+
+    Parameters
+    ----------
+    linear
+        standard deviation of v_b; 0 (the paper) puts the optimum, of value 0, at the origin.
+    nonconvexity
+        adds to every global-global part of Q_b a random symmetric matrix of this size that cancels over
+        pairs of shards: single shards become nonconvex in lam, the sum stays strongly convex.
+    """
+    if n < 1:
+        msg = f"`n` must be at least 1, got {n!r}."
+        raise ValueError(msg)
+    if not 0 <= heterogeneity <= 1:
+        msg = f"`heterogeneity` must be between 0 and 1, got {heterogeneity!r}."
+        raise ValueError(msg)
+    if condition < 1:
+        msg = f"`condition` must be at least 1, got {condition!r}."
+        raise ValueError(msg)
+    rng = np.random.default_rng(seed)
+    dim = dim_local + dim_global
+    values = np.geomspace(1 / condition, 1, dim)
+    is_global = _spread(dim, dim_global)
+    scales = np.concatenate([values[~is_global], values[is_global]])
+    mixing = heterogeneity * np.eye(dim) + (1 - heterogeneity) * rng.standard_normal((n, dim, dim))
+    P = np.linalg.qr(mixing)[0]
+    Q = (P * scales) @ np.swapaxes(P, 1, 2)
+    v = linear * rng.standard_normal((n, dim))
+    if nonconvexity:
+        noise = rng.standard_normal((n // 2, dim_global, dim_global))
+        noise = nonconvexity * (noise + np.swapaxes(noise, 1, 2)) / 2
+        Q[: n // 2, dim_local:, dim_local:] += noise
+        Q[n // 2 : 2 * (n // 2), dim_local:, dim_local:] -= noise
+    model = Quadratic(dim_local, dim_global)
+    return Problem(model, model.shard(Q, v))
+
+
+def quartic(n: int = 100, *, dim_global: int = 3, seed: int = 0) -> Problem:
+    """A convex problem that is not strongly convex; its optimum, of value 0, is at the origin."""
+    rng = np.random.default_rng(seed)
+    return Problem(
+        Quartic(dim_global),
+        {"a": rng.standard_normal((n, dim_global)), "b": rng.standard_normal((n, dim_global))},
+    )
+
+
+def tanh_regression(n: int = 100, *, dim_global: int = 3, dim_local: int = 2, seed: int = 0) -> Problem:
+    """A nonconvex problem, strongly convex in its local variables."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((n, dim_local, dim_global))
+    truth = rng.standard_normal(dim_global)
+    y = 2 * np.tanh(A @ truth) + 0.3 * rng.standard_normal((n, dim_local))
+    return Problem(TanhRegression(dim_global), {"A": A, "y": y})
+
+
+class MixtureData(NamedTuple):
+    """Rows from a Gaussian mixture, and the mini-batch each belongs to."""
+
+    X: np.ndarray
+    labels: np.ndarray
+    means: np.ndarray
+    noise_variance: np.ndarray
+    batch: np.ndarray
+
+    @property
+    def where(self) -> Layout:
+        """The mini-batches as shards."""
+        return layout(self.batch)
+
+    def problem(self, settings: EmpiricalBayes | None = None, *, seed: int = 0) -> Problem:
+        """The mixture problem with one shard per mini-batch, by default from a k-means start."""
+        settings = empirical_bayes(self.X, len(self.means), seed=seed) if settings is None else settings
+        return gaussian_mixture_problem(self.X, settings, self.where)
+
+
+def mixture(
+    n: int = 100_000,
+    *,
+    dim: int = 10,
+    n_components: int = 5,
+    batch_size: int = 1_000,
+    bias: float = 0.95,
+    separation: float = 1.0,
+    seed: int = 0,
+) -> MixtureData:
+    """The paper's synthetic mixture: equal weights, unit noise, means from N(0, separation^2 I).
+
+    Mini-batches of ``batch_size`` rows are dominated by one component each: a share ``bias`` of a batch is of its
+    own component, the rest are drawn from all that is left. With bias 0 the batches are i.i.d.
+    """
+    if not 0 <= bias <= 1:
+        msg = f"`bias` must be between 0 and 1, got {bias!r}."
+        raise ValueError(msg)
+    if not 1 <= batch_size <= n:
+        msg = f"`batch_size` must be between 1 and the number of rows ({n}), got {batch_size!r}."
+        raise ValueError(msg)
+    rng = np.random.default_rng(seed)
+    means = separation * rng.standard_normal((n_components, dim))
+    labels = rng.permutation(np.arange(n) % n_components)
+    X = (means[labels] + rng.standard_normal((n, dim))).astype(np.float32)
+    n_batches = n // batch_size
+    batch = np.full(n, -1)
+    own = rng.permutation(np.arange(n_batches) % n_components)
+    rows = [rng.permutation(np.flatnonzero(labels == k)) for k in range(n_components)]
+    used = np.zeros(n_components, int)
+    for b, k in enumerate(own):
+        take = rows[k][used[k] : used[k] + round(bias * batch_size)]
+        batch[take] = b
+        used[k] += len(take)
+    sizes = np.diff(np.arange(n_batches + 1) * n // n_batches)
+    missing = np.repeat(np.arange(n_batches), sizes - np.bincount(batch[batch >= 0], minlength=n_batches))
+    batch[batch < 0] = rng.permutation(missing)
+    return MixtureData(X, labels, means, np.ones(dim), batch)
+
+
+class TissueFeatures(NamedTuple):
+    """Spots on a tissue as features (principal components, say), with their true domains."""
+
+    X: np.ndarray
+    coordinates: np.ndarray
+    labels: np.ndarray
+
+
+def tissue_features(
+    n_spots: int = 147_456,
+    *,
+    n_features: int = 50,
+    n_domains: int = 23,
+    noise: float = 1.8,
+    patchiness: float = 27.0,
+    seed: int = 0,
+) -> TissueFeatures:
+    """A square tissue of spots on a grid, at feature level: for speed and optimisation, not for biology.
+
+    Domains are where one of ``n_domains`` smooth random fields is largest (``patchiness``: how many of their length
+    scales fit along a side). Features are domain centres, decreasing from 1.2 to 0.2 in spread as
+    principal components do, plus ``noise`` times standard normal.
+    """
+    side = int(np.ceil(np.sqrt(n_spots)))
+    rng = np.random.default_rng(seed)
+    fields = np.stack(
+        [gaussian_filter(rng.standard_normal((side, side), np.float32), side / patchiness) for _ in range(n_domains)],
+        -1,
+    )
+    labels = fields.reshape(-1, n_domains).argmax(1)[:n_spots]
+    centres = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
+    X = centres[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
+    axes = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
+    coordinates = np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
+    return TissueFeatures(X, coordinates, labels)
+
+
+def _spread(dim: int, chosen: int) -> np.ndarray:
+    """A mask with ``chosen`` of ``dim`` positions, evenly spread and with the first and the last."""
+    mask = np.zeros(dim, bool)
+    mask[np.round(np.linspace(0, dim - 1, chosen)).astype(int)] = True
+    return mask

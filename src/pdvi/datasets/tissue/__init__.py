@@ -1,0 +1,5 @@
+"""Simulated tissue: each step from the organ to its counts one file."""
+
+from pdvi.datasets.tissue.simulate import embryo, tissue
+
+__all__ = ["embryo", "tissue"]

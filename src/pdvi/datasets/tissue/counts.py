@@ -1,0 +1,120 @@
+"""The counts of the spots' genes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from pdvi.datasets.tissue.cells import ENTRIES, LIGANDS, Block
+
+DIRECT = 8.0  # means above it are drawn as gamma-Poisson, below it by inversion
+
+
+class Profiles(NamedTuple):
+    """What a gene's mean is made of."""
+
+    types: np.ndarray  # (types, genes), rows sum to one
+    regional: np.ndarray  # (domains, genes), factors
+    batch: np.ndarray  # (samples, genes), factors
+    responding: np.ndarray  # genes with a gradient
+    response: np.ndarray  # (ligands, responding genes), in logs
+    shape: np.ndarray  # of the gamma in each gene's negative binomial
+
+
+def draw_profiles(n_genes: int, mixtures: np.ndarray, n_samples: int, rng: np.random.Generator) -> Profiles:
+    """Marker genes of every type and region, shifts of every sample but the first, and responses to ligands."""
+    n_domains, n_types = mixtures.shape
+    base = rng.normal(0, 1, n_genes)
+    markers = _sparse_normal(rng, (n_types, n_genes), 0.08, 1.2, 0.4)
+    types = np.exp(base + markers)
+    types /= types.sum(1, keepdims=True)
+    regional = np.exp(_sparse_normal(rng, (n_domains, n_genes), 0.08, 0.0, 0.5))
+    batch = np.exp(rng.normal(0, 0.15, (n_samples, n_genes)) * (np.arange(n_samples) > 0)[:, None])
+    response = _sparse_normal(rng, (LIGANDS, n_genes), 0.05, 1.0, 0.3)
+    responding = np.flatnonzero(response.any(0))
+    shape = rng.uniform(1, 6, n_genes)
+    types, regional, batch = (table.astype(np.float32) for table in (types, regional, batch))
+    return Profiles(
+        types, regional, batch, responding, response[:, responding].astype(np.float32), shape.astype(np.float32)
+    )
+
+
+def _sparse_normal(
+    rng: np.random.Generator, shape: tuple[int, int], share: float, mean: float, spread: float
+) -> np.ndarray:
+    return rng.normal(mean, spread, shape) * (rng.random(shape) < share)
+
+
+class Counts:
+    """Collects sparse counts, block by block."""
+
+    def __init__(self, profiles: Profiles, depth: float, dropout: float):
+        self.profiles, self.depth, self.dropout = profiles, depth, dropout
+        self.rows = max(1, ENTRIES // len(profiles.shape))
+        self.blocks: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def __call__(self, block: Block) -> None:
+        """Draw those of one block."""
+        p = self.profiles
+        mean = block.cells @ p.types
+        mean *= p.regional[block.domain]
+        if len(p.batch) > 1:
+            mean *= p.batch[block.sample]
+        mean[:, p.responding] *= np.exp(block.ligand @ p.response)
+        mean *= (np.float32(self.depth) * block.library)[:, None]
+        row, column, value = negative_binomial(mean, p.shape, self.dropout, block.rng)
+        self.blocks[block.begin] = np.bincount(row, minlength=len(mean)), column, value
+
+    def parts(self) -> dict[str, Any]:
+        """What AnnData takes. The blocks are given up while they are copied."""
+        sizes, columns, values = zip(*(self.blocks.pop(begin) for begin in sorted(self.blocks)))
+        starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+        small = starts[-1] < 2**31
+        starts = starts.astype(np.int32 if small else np.int64)
+        indices = np.concatenate(columns, dtype=starts.dtype)
+        del columns
+        data = np.concatenate(values)
+        n_genes = len(self.profiles.shape)
+        names = pd.RangeIndex(1, n_genes + 1).astype(str)
+        var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.profiles.responding)}, index="gene" + names)
+        return {"X": sp.csr_matrix((data, indices, starts), shape=(len(starts) - 1, n_genes)), "var": var}
+
+
+def negative_binomial(
+    mean: np.ndarray, shape: np.ndarray, dropout: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The positive entries (row, column, value) of negative binomial counts with variance mean + mean^2 / shape.
+
+    Most entries are zero, so one uniform number decides that first; only for the others is the rest of the
+    distribution looked up.
+    """
+    zero = np.exp(-shape * np.log1p(mean / shape))
+    kept = np.float32(1 - dropout)
+    uniform = 1 - rng.random(mean.shape, np.float32)  # in (0, 1]
+    positive = (1 - zero) * kept
+    row, column = np.nonzero(uniform <= positive)
+    at = row * mean.shape[1] + column
+    m, r = mean.ravel()[at].astype(float), shape[column].astype(float)
+    value = np.ones(len(at), np.float32)
+    large = m > DIRECT
+    value[large] = np.maximum(rng.poisson(rng.gamma(r[large]) * m[large] / r[large]), 1)
+    # the tail probability of what was drawn, to be compared with P(count > x)
+    left = np.flatnonzero(~large)
+    m, r, tail = m[left], r[left], uniform.ravel()[at[left]] / float(kept)
+    q = m / (r + m)
+    probability = (r / (r + m)) ** r * r * q
+    above = -np.expm1(r * np.log1p(-q)) - probability
+    x = 1.0
+    while True:
+        more = (tail <= above) & (probability > 1e-12)
+        left, r, q, tail, probability, above = (v[more] for v in (left, r, q, tail, probability, above))
+        if not len(left):
+            break
+        probability *= q * (x + r) / (x + 1)
+        above -= probability
+        x += 1
+        value[left] = x
+    return row, column.astype(np.int32), value

@@ -1,0 +1,44 @@
+"""A tissue of fewer, larger spots: where the domains are is found on it, their borders on the tissue itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi.shards.partition import along_curve
+
+
+class Coarse(NamedTuple):
+    """Means of groups of rows, the graph between groups, their centres, and the group of every row."""
+
+    X: np.ndarray
+    graph: sp.csr_array
+    coordinates: np.ndarray
+    group: np.ndarray
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Of the rows of every group."""
+        return _mean(self.group, values)
+
+
+def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int) -> Coarse:
+    """Groups of ``size`` rows next to each other in space. A group is coupled to others as strongly as a row was."""
+    group = np.empty(len(X), np.int64)
+    group[along_curve(coordinates)] = np.arange(len(X)) // size
+    member = _member(group, X.dtype)
+    between = sp.csr_array(member @ graph @ member.T)
+    between.setdiag(0)
+    between.eliminate_zeros()
+    strength = graph.sum() / len(X), between.sum() / between.shape[0]
+    between *= strength[0] / max(strength[1], 1e-300)
+    return Coarse(_mean(group, X), between, _mean(group, coordinates), group)
+
+
+def _mean(group: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.asarray(_member(group, values.dtype) @ values / np.bincount(group)[:, None].astype(values.dtype))
+
+
+def _member(group: np.ndarray, dtype: np.dtype) -> sp.csr_array:
+    return sp.csr_array((np.ones(len(group), dtype), (group, np.arange(len(group)))))

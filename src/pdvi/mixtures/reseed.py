@@ -1,0 +1,118 @@
+"""Unused components put to use: each takes over a part of a component that has two clusters.
+
+Rows are judged by their residuals, averaged over their neighbours in the graph if there is one: of two domains that
+share a component single rows may show nothing, where averages of a few dozen show it plainly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi.core.problem import Problem
+from pdvi.core.result import Point, Result
+from pdvi.mixtures.build import point_at
+from pdvi.mixtures.em import joined
+from pdvi.models.potts_mixture import neighbour_sum
+from pdvi.run.fit import fit
+
+Array = jax.Array
+
+EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
+EPOCHS = 8  # of a trial: its start has labels, and most stay
+TRIALS = 2  # of exchanges
+GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
+SMOOTHINGS = 3  # averages over the graph, one after the other: with ten neighbours some thirty rows count
+
+
+def reseeded(problem: Problem, solver: Any, result: Result, *, exchange: bool = False, **settings: Any) -> Result:
+    """Split components until none is unused or it helps no more. Never ends worse; ``settings`` are those of `fit`.
+
+    With ``exchange`` components in use are given up too (their rows go to the nearest other one) where a split
+    promises more than they are worth.
+    """
+    n_components = len(problem.model.log_weights)
+    for _ in range(TRIALS if exchange else n_components):
+        start, moved = _moved(problem, result, exchange)
+        if not moved:
+            break
+        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": EPOCHS, "log_every": EPOCHS})
+        if trial.objective >= result.objective:
+            break
+        names = ", ".join(map(str, moved))
+        result = joined(result, trial, f"component{'s' if len(moved) > 1 else ''} {names} reseeded")
+    return result
+
+
+def _moved(problem: Problem, result: Result, exchange: bool) -> tuple[Point | None, list[int]]:
+    """The point in which cheap components have taken over parts of those that most look like two; and which have."""
+    local = np.array(result.local_params)
+    phi = local.reshape(-1, local.shape[-1])
+    mean = np.asarray(result.global_params["mean"]) / np.sqrt(np.asarray(problem.model.noise_variance))
+    mass = phi.sum(0)
+    unused = mass < EMPTY * float(problem.model.n_rows) / len(mass)
+    if not (unused.any() or exchange):
+        return None, []
+    distance = ((mean[:, None] - mean) ** 2).sum(-1)
+    distance[:, unused] = np.inf
+    np.fill_diagonal(distance, np.inf)
+    worth = np.where(unused, 0.0, mass * distance.min(1))
+    moved = []
+    splits = _splits(problem, result, np.flatnonzero(~unused))
+    for free in np.argsort(worth, kind="stable")[: len(mass) if exchange else int(unused.sum())]:
+        splits = [split for split in splits if split[1] != free]
+        if not splits or splits[0][0] <= worth[free]:
+            break
+        _, k, rows = splits.pop(0)
+        nearest = int(distance[free].argmin())
+        phi[:, nearest] += phi[:, free]
+        phi[:, free] = 0
+        phi[rows, free] = phi[rows, k]
+        phi[rows, k] = 0
+        distance[:, free] = np.inf  # no longer where it was
+        moved.append(int(free))
+    return point_at(problem, local), moved
+
+
+def _splits(problem: Problem, result: Result, used: np.ndarray) -> list[tuple[float, int, np.ndarray]]:
+    """What a split of each component promises, the component, and the rows to take from it; the best first."""
+    phi = np.asarray(result.local_params).reshape(-1, result.local_params.shape[-1])
+    labels, taken = phi.argmax(1), phi.sum(1) > 0.5
+    mean = jnp.asarray(result.global_params["mean"])
+    residuals = np.asarray(_residuals(problem, jnp.asarray(result.local_params), mean)).reshape(len(phi), -1)
+    members = ((int(k), np.flatnonzero(taken & (labels == k))) for k in used)
+    found = [(*_two(residuals[rows]), k, rows) for k, rows in members if len(rows) >= 4]
+    return sorted(((gain, k, rows[side]) for gain, side, k, rows in found), key=lambda split: -split[0])
+
+
+def _two(residuals: np.ndarray) -> tuple[float, np.ndarray]:
+    """The best split along the leading direction: what it explains beyond a normal cloud's, and the smaller side."""
+    centred = residuals - residuals.mean(0)
+    along = centred @ np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    order = np.argsort(along)
+    n = len(along)
+    left = np.arange(1, n)
+    explained = np.cumsum(along[order], dtype=float)[:-1] ** 2 * n / (left * (n - left))
+    cut = int(explained.argmax()) + 1
+    side = order[:cut] if 2 * cut <= n else order[cut:]
+    return float(explained[cut - 1] - GAUSSIAN * np.sum(along**2, dtype=float)), side
+
+
+@eqx.filter_jit
+def _residuals(problem: Problem, local: Array, mean: Array) -> Array:
+    """Rows minus their expected means, in units of the noise, smoothed within components along the graph."""
+    x = problem.shards["x"]
+    residuals = (x - local @ mean) / jnp.sqrt(problem.model.noise_variance)
+    if "mask" in problem.shards:
+        residuals *= problem.shards["mask"][..., None]
+    if "table" in problem.shards:
+        # the spot itself counts as much as its heaviest neighbour
+        own = problem.shards["weight"].max(1)[..., None]
+        total = jnp.maximum(problem.shards["weight"].sum(1)[..., None] + own, 1e-12)
+        for _ in range(SMOOTHINGS):
+            residuals = (own * residuals + problem.map_shards(neighbour_sum, residuals)) / total
+    return residuals

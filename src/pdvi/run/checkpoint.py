@@ -1,0 +1,52 @@
+"""Keeping a run while it lasts."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdvi._base.atomic import check_path
+from pdvi.core.result import Result
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the one before is still there."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where to keep a run while it lasts, and how often; written at log points and at the end."""
+
+    path: str | os.PathLike
+    every_seconds: float = 5.0
+
+
+class Keeper:
+    """Writes checkpoints, not too often."""
+
+    def __init__(self, checkpoint: Checkpoint | str | os.PathLike | None):
+        self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+        if self.to:
+            check_path(self.to.path)  # now, not after the first hour
+        self.saved = time.monotonic()
+
+    def if_due(self, result: Callable[[], Result]) -> None:
+        """Keep a run that goes on."""
+        if self.to and time.monotonic() - self.saved >= self.to.every_seconds:
+            self.now(result())
+
+    def now(self, result: Result) -> None:
+        """Keep this result. A full disk is no reason to lose the run: it goes on, and the last checkpoint stays."""
+        if not self.to:
+            return
+        try:
+            result.save(self.to.path)
+        except OSError as error:
+            kept = "the one before is kept" if os.path.exists(self.to.path) else "there is none yet"
+            why = error.strerror or error
+            msg = f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. Make room."
+            warnings.warn(msg, CheckpointWarning, stacklevel=4)
+        self.saved = time.monotonic()

@@ -1,0 +1,117 @@
+"""Cutting rows into shards of equal size."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+LEAF = 64  # rows of a patch are ordered along space down to groups of this size
+
+
+def median_cuts(coordinates: np.ndarray, n_patches: int) -> np.ndarray:
+    """The patch of every row: balanced recursive cuts across the longer side, sizes equal to one row."""
+    patch = np.empty(len(coordinates), int)
+    patch[_order(coordinates, n_patches)] = consecutive(len(coordinates), n_patches)
+    return patch
+
+
+def grid(coordinates: np.ndarray, nx: int, ny: int) -> np.ndarray:
+    """The patch of every row on the paper's nx-by-ny grid of equal cells; empty cells get no number."""
+    low, high = coordinates.min(0), coordinates.max(0)
+    cell = np.floor((coordinates - low) / np.maximum(high - low, 1e-300) * [nx, ny]).astype(int)
+    cell = np.clip(cell, 0, [nx - 1, ny - 1])
+    return np.unique(cell[:, 0] * ny + cell[:, 1], return_inverse=True)[1]
+
+
+def consecutive(n_rows: int, n_patches: int) -> np.ndarray:
+    """The patch of every row, cut in the order in which the rows come."""
+    return np.repeat(np.arange(n_patches), _sizes(n_rows, n_patches))
+
+
+class Layout(NamedTuple):
+    """Where each row lies: ``rows[b, s]`` is the row in slot s of shard b, -1 where there is none."""
+
+    rows: np.ndarray
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Whether a slot holds a row."""
+        return self.rows >= 0
+
+    @property
+    def fraction(self) -> np.ndarray:
+        """Each shard's share of all rows."""
+        return self.mask.sum(1) / self.mask.sum()
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The flat slot of every row."""
+        flat = self.rows.ravel()
+        slots = np.empty(int(self.mask.sum()), np.int64)
+        slots[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+        return slots
+
+    def shard(self, values: np.ndarray) -> np.ndarray:
+        """Row-wise values as (shards, slots, ...); empty slots repeat row 0."""
+        return values[np.maximum(self.rows, 0)]
+
+    def unshard(self, stacked: np.ndarray) -> np.ndarray:
+        """The inverse of `shard`."""
+        stacked = np.asarray(stacked)
+        return stacked.reshape(-1, *stacked.shape[2:])[self.slots]
+
+
+def layout(patch: np.ndarray, order: np.ndarray | None = None) -> Layout:
+    """Rows grouped by patch (numbered from 0), in the given ``order`` within each."""
+    order = np.arange(len(patch)) if order is None else order
+    grouped = order[np.argsort(patch[order], kind="stable")]
+    sizes = np.bincount(patch)
+    rows = np.full((len(sizes), sizes.max()), -1)
+    rows[np.arange(sizes.max()) < sizes[:, None]] = grouped
+    return Layout(rows)
+
+
+def along_space(coordinates: np.ndarray) -> np.ndarray:
+    """An order of the rows in which neighbours in space are mostly neighbours in memory."""
+    return _order(coordinates, max(1, len(coordinates) // LEAF))
+
+
+def along_curve(coordinates: np.ndarray) -> np.ndarray:
+    """The rows along a Z-shaped curve through space: a few that follow each other lie close together."""
+    bits = min(16, 62 // coordinates.shape[1])
+    low, width = coordinates.min(0), np.ptp(coordinates, axis=0).max()
+    cell = ((coordinates - low) / max(width, 1e-300) * (2**bits - 1)).astype(np.int64)
+    code = np.zeros(len(coordinates), np.int64)
+    for bit in range(bits):
+        for axis, values in enumerate(cell.T):
+            code |= (values >> bit & 1) << bit * cell.shape[1] + axis
+    return np.argsort(code, kind="stable")
+
+
+def _sizes(n_rows: int, n_patches: int) -> np.ndarray:
+    if not 1 <= n_patches <= n_rows:
+        msg = f"`n_patches` must be between 1 and the number of rows ({n_rows}), got {n_patches!r}."
+        raise ValueError(msg)
+    bounds = np.arange(n_patches + 1) * n_rows // n_patches
+    return np.diff(bounds)
+
+
+def _order(coordinates: np.ndarray, n_patches: int) -> np.ndarray:
+    """Rows in the order of the recursive cuts: the patches are consecutive pieces of it."""
+    coordinates = np.asarray(coordinates, np.float32)
+    bounds = np.concatenate([[0], np.cumsum(_sizes(len(coordinates), n_patches))])
+    order = np.arange(len(coordinates))
+    pieces = [(0, n_patches)]
+    while pieces:
+        first, last = pieces.pop()
+        if last - first < 2:
+            continue
+        middle = (first + last) // 2
+        a, m, b = bounds[first], bounds[middle], bounds[last]
+        part = order[a:b]
+        points = coordinates[part]
+        axis = int(np.argmax(np.ptp(points, axis=0)))
+        order[a:b] = part[np.argpartition(points[:, axis], m - a)]
+        pieces += [(first, middle), (middle, last)]
+    return order

@@ -1,0 +1,1 @@
+"""The paper: Algorithm 1, its oracles and its penalty."""

@@ -1,0 +1,105 @@
+"""Step sizes nobody has to tune.
+
+    D = c * mean_b |diag grad^2_lam f_b|   at the starting point, per coordinate,   c = max(1, 0.1 B / |S|)
+
+so that D has the units of the loss's curvature: rescaling a parameter rescales its step size with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi.core.problem import Problem
+
+Array = jax.Array
+PyTree = Any
+
+EXACT_DIMENSION = 256  # up to here the Hessian's diagonal is computed exactly
+PROBES = 64  # above, Hutchinson probes
+SAMPLED_SHARDS = 256  # autodiff curvature looks at this many shards, evenly spread
+FLOOR = 1e-4  # of the block's mean: keeps D positive where the loss is flat
+
+
+def automatic_penalty(problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float = 0.1) -> Array:
+    """D per coordinate from the curvature at the start; ``scale`` is c / (B / |S|)."""
+    return penalty_from_curvature(problem, _curvature(problem, lam, local), batch_size, scale)
+
+
+def penalty_from_curvature(problem: Problem, curvature: Array, batch_size: int, scale: float = 0.1) -> Array:
+    """The same from a curvature that is known: the mean over `curvature_shards` of `shard_curvature`."""
+    if not bool(jnp.isfinite(curvature).all()):
+        bad = [name for name, part in problem.block_slices.items() if not jnp.isfinite(curvature[part]).all()]
+        msg = (
+            f"the curvature of the loss at the start is not finite in {bad}; give another `start`, "
+            "or set `eta` by hand."
+        )
+        raise ValueError(msg)
+    constant = max(1.0, scale * problem.n_shards / batch_size)
+    return constant * _floored(problem, curvature)
+
+
+def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
+    """D = 1/eta: one number, one per block, or an array of a block's shape for one per coordinate."""
+    if not isinstance(eta, Mapping):
+        eta = {name: eta for name, _ in problem.blocks}
+    names = [name for name, _ in problem.blocks]
+    if set(eta) != set(names):
+        wrong = sorted(set(eta) - set(names))
+        problem_words = f"unknown {wrong}" if wrong else f"missing {sorted(set(names) - set(eta))}"
+        msg = f"`eta` must name the blocks of the model ({names}) and no others: {problem_words}."
+        raise ValueError(msg)
+    parts = {}
+    for name, shape in problem.blocks:
+        try:
+            value = np.asarray(eta[name], float)
+        except (TypeError, ValueError):
+            msg = f"`eta` must be positive numbers, got {eta[name]!r} for block {name!r}."
+            raise ValueError(msg) from None
+        if value.shape not in ((), shape):
+            msg = f"`eta` of block {name!r} must be a number or have its shape {shape}, got {value.shape}."
+            raise ValueError(msg)
+        if not (np.isfinite(value) & (value > 0)).all():
+            msg = f"`eta` must be positive and finite, got {eta[name]!r} for block {name!r}."
+            raise ValueError(msg)
+        parts[name] = jnp.broadcast_to(1.0 / value, shape)
+    return problem.ravel(parts).astype(jnp.result_type(float))
+
+
+def curvature_shards(problem: Problem) -> np.ndarray:
+    """The shards whose curvature is looked at: all where the model offers it, else some, evenly spread."""
+    if hasattr(problem.model, "curvature"):
+        return np.arange(problem.n_shards)
+    return np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
+
+
+def shard_curvature(problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Array:
+    """|diag grad^2_lam f_b| of one shard."""
+    if hasattr(problem.model, "curvature"):
+        return jnp.abs(problem.ravel(problem.model.curvature(local, problem.unravel(lam), shard)))
+    gradient = jax.grad(lambda x: problem.loss(local, x, shard))
+    if lam.size <= EXACT_DIMENSION:
+        return jnp.abs(jnp.diagonal(jax.jacfwd(gradient)(lam)))
+    probes = jax.random.rademacher(jax.random.key(0), (PROBES, lam.size), lam.dtype)
+    return jnp.abs(jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0))
+
+
+@eqx.filter_jit
+def _curvature(problem: Problem, lam: Array, local: PyTree) -> Array:
+    looked_at = jnp.asarray(curvature_shards(problem))
+    return problem.map_shards(lambda phi, shard: shard_curvature(problem, lam, phi, shard), local, looked_at).mean(0)
+
+
+def _floored(problem: Problem, curvature: Array) -> Array:
+    everywhere = curvature.mean()
+    parts = []
+    for part in problem.block_slices.values():
+        block = curvature[part]
+        typical = jnp.where(block.mean() > 0, block.mean(), jnp.where(everywhere > 0, everywhere, 1.0))
+        parts.append(jnp.maximum(block, FLOOR * typical))
+    return jnp.concatenate(parts)

@@ -1,5 +1,0 @@
-"""Simulated tissue: each step from the organ to its counts one file."""
-
-from pdvi.tissue.simulate import embryo, tissue
-
-__all__ = ["embryo", "tissue"]
