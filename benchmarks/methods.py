@@ -106,7 +106,7 @@ def runs(case: Case, solvers: dict[str, tuple[Any, str]], epochs: int, seed: int
     problem = case.make(seed)
     traces = {}
     for name, (solver, _) in solvers.items():
-        size = None if getattr(solver, "full_batch", False) else case.batch_size
+        size = None if solver.full_batch else case.batch_size
         for budget in (5, epochs):  # the first compiles, all stages of it
             result = pdvi.fit(problem, solver, batch_size=size, max_epochs=budget, tol=0, seed=seed, progress=False)
         traces[name] = result.trace

@@ -23,9 +23,9 @@ import numpy as np
 
 import pdvi
 from pdvi import graphs
-from pdvi.executors import Memory
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.models.potts_mixture import neighbour_sum
+from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
 
 PATCHES, NEIGHBOURS, DOMAINS, BETA = 32, 24, 23, 0.3
@@ -64,11 +64,10 @@ def bare_sweep(problem: pdvi.Problem) -> float:
 
 def epoch(problem: pdvi.Problem, solver: Any) -> float:
     """One epoch of a solver."""
-    lam, local = problem.init(jax.random.key(0))
-    full = getattr(solver, "full_batch", False)
-    state = solver.init(problem, lam, local, problem.n_shards if full else 1)
+    run = Run(problem, solver, batch_size=problem.n_shards if solver.full_batch else 1)
     order = np.random.default_rng(0).permutation(problem.n_shards)
-    return fastest(lambda: Memory().run(problem, solver, state, order[None] if full else order[:, None]))
+    batches = order[None] if solver.full_batch else order[:, None]
+    return fastest(lambda: run.executor.run(run.solver, run.state, batches))
 
 
 def growth(n_spots: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 import pdvi
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
 
 
@@ -47,6 +48,20 @@ def tissue_problem(n_spots=1_200, n_patches=6, poor=False):
     if poor:
         settings = settings._replace(means=tissue.X[:4])
     return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3)
+
+
+def begun(problem, solver, batch_size=1, key=0):
+    """A run before its first step."""
+    return Run(problem, solver, batch_size=None if solver.full_batch else batch_size, seed=key)
+
+
+def states_of(problem, solver, batches, state=None):
+    """The states after every one of these steps."""
+    run = begun(problem, solver, len(batches[0]))
+    states = [run.state if state is None else state]
+    for batch in batches:
+        states.append(run.executor.run(run.solver, states[-1], np.asarray(batch)[None]))
+    return states
 
 
 def numbers(result):

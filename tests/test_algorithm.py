@@ -10,8 +10,10 @@ from jax.flatten_util import ravel_pytree
 
 import pdvi
 from models_for_tests import Regression, regression_shards
-from pdvi.executors import Memory
-from pdvi.solvers.primal_dual.algorithm import initial_state, with_penalty
+from models_for_tests import states_of as run
+from pdvi.core.solver import State
+from pdvi.solvers.primal_dual.algorithm import Own, with_mean_dual, with_penalty
+from pdvi.solvers.primal_dual.algorithm import start as server_at
 
 EXACT = pdvi.CoordinateDescent(sweeps=500, tol=1e-10, inner=pdvi.Newton(tol=1e-12))
 
@@ -55,30 +57,19 @@ def case(request, x64):
     return made(request.param)
 
 
-def run(problem, solver, batches, state=None):
-    """The states after every step."""
-    if state is None:
-        lam, local = problem.init(jax.random.key(0))
-        state = solver.init(problem, lam, local, len(batches[0]))
-    states = [state]
-    for batch in batches:
-        states.append(Memory().run(problem, solver, states[-1], np.asarray(batch)[None]))
-    return states
-
-
 def draws(n_shards, size, steps=12):
     return pdvi.sampling.batches(pdvi.sampling.Uniform(), 0, 0, steps, n_shards, size)
 
 
 def gradients(problem, state):
     """grad_lam f_b(phi_b, lam_b), all shards, by autodiff."""
-    return jax.vmap(jax.grad(problem.loss, argnums=1))(state.local, state.copies, problem.shards)
+    return jax.vmap(jax.grad(problem.loss, argnums=1))(state.local, state.own.copy, problem.shards)
 
 
 def test_h_is_the_mean_dual_over_D(case):
     problem, oracle = case
     for state in run(problem, pdvi.P2DVI(oracle=oracle), draws(12, 3)):
-        np.testing.assert_allclose(state.h, state.duals.mean(0) / state.penalty, atol=1e-12)
+        np.testing.assert_allclose(state.server.h, state.own.dual.mean(0) / state.server.penalty, atol=1e-12)
 
 
 def test_duals_are_minus_the_gradients_after_an_exact_oracle(case):
@@ -87,16 +78,16 @@ def test_duals_are_minus_the_gradients_after_an_exact_oracle(case):
     for state, batch in zip(run(problem, pdvi.P2DVI(oracle=oracle), draws(12, 3))[1:], draws(12, 3)):
         visited |= set(batch.tolist())
         index = np.array(sorted(visited))
-        np.testing.assert_allclose(state.duals[index], -gradients(problem, state)[index], atol=1e-7)
-        phi_gradients = jax.vmap(jax.grad(problem.loss))(state.local, state.copies, problem.shards)
+        np.testing.assert_allclose(state.own.dual[index], -gradients(problem, state)[index], atol=1e-7)
+        phi_gradients = jax.vmap(jax.grad(problem.loss))(state.local, state.own.copy, problem.shards)
         np.testing.assert_allclose(np.asarray(phi_gradients)[index], 0, atol=1e-6)
 
 
 def test_with_all_shards_lam0_minimises_the_augmented_lagrangian(case):
     problem, oracle = case
     for state in run(problem, pdvi.P2DVI(oracle=oracle), [np.arange(12)] * 5)[1:]:
-        expected = (state.copies + state.duals / state.penalty).mean(0)
-        np.testing.assert_allclose(state.lam0, expected, atol=1e-12)
+        expected = (state.own.copy + state.own.dual / state.server.penalty).mean(0)
+        np.testing.assert_allclose(state.server.lam0, expected, atol=1e-12)
 
 
 def test_unvisited_shards_are_bit_identical(case):
@@ -105,9 +96,9 @@ def test_unvisited_shards_are_bit_identical(case):
     states = run(problem, pdvi.P2DVI(oracle=oracle), batches)
     for before, after, batch in zip(states, states[1:], batches):
         others = np.setdiff1d(np.arange(12), batch)
-        for name in ("local", "copies", "duals"):
-            np.testing.assert_array_equal(getattr(before, name)[others], getattr(after, name)[others])
-            assert not np.array_equal(getattr(before, name)[batch], getattr(after, name)[batch])
+        for old, new in zip(jax.tree.leaves(before[1:]), jax.tree.leaves(after[1:]), strict=True):
+            np.testing.assert_array_equal(old[others], new[others])
+            assert not np.array_equal(old[batch], new[batch])
 
 
 def test_equal_block_steps_are_pdvi_to_the_bit(case):
@@ -160,8 +151,9 @@ def test_a_stationary_point_is_a_fixed_point(case):
     best = jax.jit(lambda x: pdvi.Newton(steps=200, tol=1e-14).minimise(total, x))(start)
     assert float(jnp.abs(jax.grad(total)(best)).max()) < 1e-9
     lam, local = unflatten(best)
-    state = initial_state(lam, local, jnp.full(lam.size, 4.0), problem.n_shards)
-    state = with_penalty(state._replace(duals=-gradients(problem, state)), state.penalty)
+    state = State(server_at(lam, jnp.full(lam.size, 4.0)), local, Own(jnp.broadcast_to(lam, (12, lam.size)), None))
+    state = state._replace(own=Own(state.own.copy, -gradients(problem, state)))
+    state = state._replace(server=with_mean_dual(state.server, state.own.dual.mean(0)))
     for after in run(problem, pdvi.PDVI(oracle=oracle), draws(12, 3), state)[1:]:
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
             np.testing.assert_allclose(a, b, atol=1e-7)
@@ -187,10 +179,9 @@ def test_the_nonconvex_quadratic_has_nonconvex_shards(x64):
 def test_changing_D_keeps_point_and_duals(x64):
     problem = quadratic()
     state = run(problem, pdvi.P2DVI(), draws(12, 3))[-1]
-    changed = with_penalty(state, 4 * state.penalty)
-    np.testing.assert_array_equal(changed.duals, state.duals)
+    changed = with_penalty(state.server, 4 * state.server.penalty)
     np.testing.assert_array_equal(changed.lam, state.lam)
-    np.testing.assert_allclose(changed.h, state.duals.mean(0) / (4 * state.penalty), rtol=1e-14)
+    np.testing.assert_allclose(changed.h, state.own.dual.mean(0) / (4 * state.server.penalty), rtol=1e-12)
     np.testing.assert_allclose(changed.lam0, state.lam + changed.h, rtol=1e-14)
 
 
@@ -201,14 +192,14 @@ def test_a_visit_matches_numpy(x64):
     eta = 0.4
     before, after = run(problem, pdvi.PDVI(eta=eta), [batch])
     Q, v = np.asarray(problem.shards["Q"]), np.asarray(problem.shards["v"])
-    lam0 = np.asarray(before.lam0)
+    lam0 = np.asarray(before.server.lam0)
     copies = []
     for i in batch:
         D = np.diag([0.0] * 5 + [1 / eta] * 5)
         x = np.linalg.solve(2 * Q[i] + D, np.concatenate([np.zeros(5), lam0 / eta]) - v[i])
         np.testing.assert_allclose(after.local[i], x[:5], rtol=1e-9)
-        np.testing.assert_allclose(after.duals[i], (x[5:] - lam0) / eta, rtol=1e-8)
+        np.testing.assert_allclose(after.own.dual[i], (x[5:] - lam0) / eta, rtol=1e-8)
         copies.append(x[5:])
     h = (np.array(copies) - lam0).sum(0) / 12
     np.testing.assert_allclose(after.lam, np.mean(copies, 0), rtol=1e-10)
-    np.testing.assert_allclose(after.lam0, np.mean(copies, 0) + h, rtol=1e-10)
+    np.testing.assert_allclose(after.server.lam0, np.mean(copies, 0) + h, rtol=1e-10)

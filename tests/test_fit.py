@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pdvi
+from models_for_tests import begun
 from pdvi import Status
 from pdvi.executors import Memory
 
@@ -32,15 +33,15 @@ class Watched(Memory):
         self.before_run, self.before_evaluate = before_run, before_evaluate
         self.batches, self.evaluations = [], 0
 
-    def run(self, problem, solver, state, batches):
+    def run(self, solver, state, batches):
         self.batches.append(batches)
         self.before_run(len(self.batches))
-        return super().run(problem, solver, state, batches)
+        return super().run(solver, state, batches)
 
-    def evaluate(self, problem, solver, state):
+    def evaluate(self, state, solver):
         self.evaluations += 1
         self.before_evaluate(self.evaluations)
-        return super().evaluate(problem, solver, state)
+        return super().evaluate(state, solver)
 
 
 def interrupt_at(call):
@@ -59,7 +60,7 @@ def assert_same(one, two):
 
 def contents(result):
     trace = result.trace.drop(columns="seconds").to_dict("list")
-    return (result.n_steps, result.global_params, result.local_params, result.rest, trace)
+    return (result.n_steps, result.global_params, result.local_params, result.state, trace)
 
 
 def test_the_trace_has_a_row_per_log_point():
@@ -84,8 +85,8 @@ def test_the_trace_has_a_row_per_log_point():
 def test_every_block_has_its_gradient_norm():
     tanh = pdvi.datasets.tanh_regression(6)
     lam, local = tanh.init(jax.random.key(0))
-    solver = pdvi.PDVI(eta=1.0)
-    row = Memory().evaluate(tanh, solver, solver.init(tanh, lam, local, 1))
+    run = begun(tanh, pdvi.PDVI(eta=1.0))
+    row = run.executor.evaluate(run.state, run.solver)
     gradient = np.asarray(tanh.evaluate(lam, local)[1])
     assert row["grad_norm_weight"] == pytest.approx(np.linalg.norm(gradient[:3]), rel=1e-5)
     assert row["grad_norm_gain"] == pytest.approx(abs(gradient[3]), rel=1e-5)

@@ -76,7 +76,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     assert resumed.trace["objective"].tolist() == whole.trace["objective"].tolist()
     np.testing.assert_array_equal(resumed.global_params["lam"], whole.global_params["lam"])
     np.testing.assert_array_equal(resumed.local_params, whole.local_params)
-    for a, b in zip(resumed.rest, whole.rest, strict=True):
+    assert list(resumed.state) == list(whole.state)
+    for a, b in zip(resumed.state.values(), whole.state.values(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert os.listdir(path.parent) == [path.name]  # nothing half-written is left
 

@@ -1,7 +1,6 @@
 """Where the fits end: bounded forms of benchmarks/mixture_quality.py."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,8 +8,9 @@ from sklearn.cluster import KMeans
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.executors import Memory
+from pdvi.core.solver import Stage
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
 
 K = 5
@@ -84,7 +84,7 @@ def test_exploring_ends_better_than_a_constant_penalty_from_poor_starts():
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 12), tissue.X)
     where = layout(median_cuts(tissue.coordinates, 16), along_space(tissue.coordinates))
     problem = potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 12), where, beta=0.5)
-    assert problem.model.worth_exploring()
+    assert problem.model.separation() >= 8
     ends = {"default": [], "constant": []}
     for seed in range(4):
         rows = np.random.default_rng(seed).choice(len(tissue.X), 150, replace=False)
@@ -100,7 +100,7 @@ def test_overlapping_domains_are_not_explored():
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 8), tissue.X)
     where = layout(median_cuts(tissue.coordinates, 8))
     problem = potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 6), where)
-    assert not problem.model.worth_exploring()
+    assert problem.model.separation() < 8
     one = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=4, tol=0)
     two = pdvi.fit(problem, pdvi.P2DVI(continuation=()), max_epochs=4, tol=0)
     np.testing.assert_allclose(one.trace["objective"], two.trace["objective"], rtol=1e-5)
@@ -126,28 +126,28 @@ def test_exploration_is_told_in_the_trace_and_can_be_left_out(explorable):
 
 
 def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it_found(explorable):
-    solver, memory = pdvi.P2DVI(exploration=2), Memory()
-    state = memory.init(explorable, solver, jax.random.key(0), None, None, 1)
-    state = memory.run(explorable, solver, state, np.arange(64)[:, None] % 16)
-    assert solver.exploring(explorable, state, 1)
-    found, stepper, steps = solver.stage(explorable, state, 1, memory)
-    assert stepper is solver
-    assert steps is None
+    run = Run(explorable, pdvi.P2DVI(exploration=2), batch_size=1, sampling=pdvi.sampling.Fixed(), log_every=4)
+    run.advance(64)
+    assert run.exploring
+    state = run.state
+    assert run.turned() == Stage(run.solver)
+    found = run.state
     losses, gradient = explorable.evaluate(found.lam, found.local)
     assert np.linalg.norm(gradient) < 1e-3 * np.linalg.norm(explorable.evaluate(state.lam, state.local)[1])
     assert float(losses.sum()) <= float(explorable.evaluate(state.lam, state.local)[0].sum())
-    np.testing.assert_allclose(found.h, found.duals.mean(0) / found.penalty, rtol=1e-4, atol=1e-6)
+    server = found.server.inner
+    np.testing.assert_allclose(server.h, found.own.dual.mean(0) / server.penalty, rtol=1e-4, atol=1e-6)
 
 
 def test_exploring_begins_where_the_run_began(explorable):
-    solver, memory = pdvi.P2DVI(), Memory()
-    begun = memory.init(explorable, solver, jax.random.key(0), None, None, 1)
-    state = memory.run(explorable, solver, begun, np.arange(32)[:, None] % 16)
-    first, _, steps = solver.stage(explorable, state, 1, memory)
-    assert steps == 3 * 16
-    np.testing.assert_array_equal(first.lam, begun.lam)
-    np.testing.assert_array_equal(first.local, begun.local)
-    np.testing.assert_array_equal(first.kept, state.lam)
+    run = Run(explorable, pdvi.P2DVI(), batch_size=1, sampling=pdvi.sampling.Fixed(), log_every=2)
+    begun = run.state
+    run.advance(32)
+    state = run.state
+    assert run.turned().steps == 3 * 16
+    np.testing.assert_array_equal(run.state.lam, begun.lam)
+    np.testing.assert_array_equal(run.state.local, begun.local)
+    np.testing.assert_array_equal(run.state.server.kept, state.lam)
 
 
 class Killed(BaseException):

@@ -3,20 +3,20 @@
 import re
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pdvi
+from models_for_tests import begun
 from pdvi.run.safeguard import Safeguard
-from pdvi.solvers.primal_dual.penalty import automatic_penalty, penalty_from_eta
+from pdvi.solvers.primal_dual.penalty import penalty_from_eta
 from test_algorithm import quadratic, stripped
 
 
-def automatic(problem, batch_size=1, **settings):
-    lam, local = problem.init(jax.random.key(0))
-    return np.asarray(automatic_penalty(problem, lam, local, batch_size, **settings))
+def automatic(problem, batch_size=1, solver=None, **settings):
+    solver = pdvi.P2DVI(**settings) if solver is None else solver
+    return np.asarray(begun(problem, solver, batch_size).state.server.penalty)
 
 
 def mean_diagonal(problem):
@@ -34,14 +34,12 @@ def test_the_automatic_penalty_is_c_times_the_mean_curvature(x64, batch_size, c)
 def test_scale_is_the_constant_per_batch(x64):
     problem = quadratic()
     np.testing.assert_allclose(automatic(problem, 3, scale=2.5), 10 * mean_diagonal(problem), rtol=1e-12)
-    state = pdvi.P2DVI(scale=2.5).init(problem, *problem.init(jax.random.key(0)), 3)
-    np.testing.assert_allclose(state.penalty, 10 * mean_diagonal(problem), rtol=1e-12)
 
 
 def test_pdvi_takes_the_mean(x64):
     problem = quadratic()
-    state = pdvi.PDVI().init(problem, *problem.init(jax.random.key(0)), 3)
-    np.testing.assert_allclose(state.penalty, np.full(5, mean_diagonal(problem).mean()), rtol=1e-12)
+    found = automatic(problem, 3, pdvi.PDVI())
+    np.testing.assert_allclose(found, np.full(5, mean_diagonal(problem).mean()), rtol=1e-12)
 
 
 def test_autodiff_finds_the_closed_forms_curvature(x64):

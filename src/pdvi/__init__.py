@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from pdvi import solvers, theory
 from pdvi._anndata.slide_store import write_store
-from pdvi.core.problem import Augmentation, Model, Problem
+from pdvi.core.executor import Executor
+from pdvi.core.model import Augmentation, Model
+from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
+from pdvi.core.solver import Solver
 from pdvi.executors import Dask, Disk, Memory
 from pdvi.run import sampling
 from pdvi.run.checkpoint import Checkpoint, CheckpointWarning
-from pdvi.run.fit import Progress, SafeguardWarning, fit
+from pdvi.run.fit import Progress, fit
+from pdvi.run.running import SafeguardWarning
 from pdvi.run.tune import TuningResult, tune
 from pdvi.shards import partition
 from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
@@ -39,6 +43,7 @@ __all__ = [
     "CoordinateDescent",
     "Dask",
     "Disk",
+    "Executor",
     "GaussianMixture",
     "JointStep",
     "MemoizedVB",
@@ -52,6 +57,7 @@ __all__ = [
     "RMSProp",
     "Result",
     "SafeguardWarning",
+    "Solver",
     "Status",
     "TuningResult",
     "datasets",

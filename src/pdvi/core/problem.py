@@ -8,78 +8,24 @@ models and users see them as a dict of arrays, one entry per block.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
+import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.shards.stacking import stack, take
+from pdvi._base.types import Array, Globals, PyTree
+from pdvi.core.model import Augmentation, Model, lacking, methods_of, registered_model
+from pdvi.shards.stacking import stack, take, to_device
 from pdvi.shards.store import Store, rebuild_fields
 
-Array = jax.Array
-PyTree = Any
-Globals = dict[str, Array]
-
+LOOKED_AT = 2**20  # numbers of a large array that its checksum takes in
 VECTORISED = 2**18  # array elements of shards worked on at once, where shards are smaller than that
-
-
-class Model(Protocol):
-    """The least a model must offer. Nothing to inherit; everything is written for one shard.
-
-    What a model may offer besides, each used where it exists and replaced by autodiff where it does not:
-
-    ``local_step(local, globals_, shard) -> local``
-        the minimiser over the local variables for fixed globals, or one descent sweep towards it.
-    ``statistics(local, shard) -> pytree``
-        what the globals need to know of a shard; sums over shards must be the statistics of their union.
-    ``global_step(statistics, augmentation) -> globals``
-        the minimiser over the globals of the loss with those statistics plus ``augmentation(globals)``.
-    ``joint_step(local, shard, augmentation) -> (local, globals)``
-        the joint minimiser of ``loss + augmentation``: an exact oracle.
-    ``curvature(local, globals_, shard) -> globals``
-        the diagonal of the Hessian of the loss in the globals.
-    """
-
-    def init_global(self, key: Array) -> Mapping[str, Any]:
-        """The global parameters to start from: a dict of arrays, one entry per block."""
-        ...
-
-    def init_local(self, key: Array, shard: PyTree) -> PyTree:
-        """The local variables of one shard to start from: any pytree of arrays."""
-        ...
-
-    def loss(self, local: PyTree, globals_: Globals, shard: PyTree) -> Array:
-        """This shard's share of the negative ELBO, a scalar."""
-        ...
-
-
-class Augmentation(NamedTuple):
-    """What Algorithm 1 adds to a shard's loss: <dual, lam - centre> + 1/2 ||lam - centre||^2_penalty.
-
-    The fields are dicts like the globals. With penalty and dual zero nothing is added: a global step is
-    then the plain minimiser, as coordinate ascent needs it.
-    """
-
-    centre: Globals
-    dual: Globals
-    penalty: Globals
-
-    def __call__(self, globals_: Globals) -> Array:
-        """The value of the added terms."""
-        terms = jax.tree.map(
-            lambda lam, lam0, mu, d: jnp.sum((mu + 0.5 * d * (lam - lam0)) * (lam - lam0)),
-            globals_,
-            self.centre,
-            self.dual,
-            self.penalty,
-        )
-        return sum(jax.tree.leaves(terms), start=jnp.asarray(0.0))
 
 
 class Problem(eqx.Module):
@@ -103,10 +49,9 @@ class Problem(eqx.Module):
     store: Store | None = eqx.field(static=True)
 
     def __init__(self, model: Model, shards: PyTree, *, halo: Any = None):
-        for name in ("init_global", "init_local", "loss"):
-            if not callable(getattr(model, name, None)):
-                msg = f"`model` must have a method {name!r}; {type(model).__name__} has none."
-                raise ValueError(msg)
+        if missing := lacking(model, methods_of(Model)):
+            msg = f"`model` must have a method {missing[0]!r}; {type(model).__name__} has none."
+            raise ValueError(msg)
         self.store = shards if isinstance(shards, Store) else None
         stacked, rows = (None, None) if self.store else stack(shards)
         self.model = _arrays_on_device(model)
@@ -120,7 +65,7 @@ class Problem(eqx.Module):
 
     @staticmethod
     def from_store(path: str | os.PathLike, model: Any = None, *, verify: bool = True) -> Problem:
-        """The problem that `pdvi.write_store` wrote; its shards stay on disk.
+        """Open the problem that `pdvi.write_store` wrote; its shards stay on disk.
 
         Parameters
         ----------
@@ -134,68 +79,105 @@ class Problem(eqx.Module):
             if store.model is None:
                 msg = f"`model` must be given: the store {str(store.path)!r} holds none, since it is not one of pdvi's."
                 raise ValueError(msg)
-            # by name, since models are built on problems and not the other way round
-            kind = getattr(importlib.import_module("pdvi.models"), store.model["class"])
-            model = kind(**rebuild_fields(store.model))
+            model = registered_model(store.model["class"])(**rebuild_fields(store.model))
         return Problem(model, store)
 
     def load(self) -> Problem:
-        """The same problem with its shards in memory."""
+        """Return the same problem with its shards in memory."""
         return self if self.store is None else Problem(self.model, self.store.load(), halo=self.store.halo)
 
     @property
     def n_shards(self) -> int:
-        """B, the number of shards."""
+        """Return B, the number of shards."""
         if self.store is not None:
             return self.store.n_shards
         return jax.tree.leaves(self.shards)[0].shape[0]
 
     @property
+    def halo_rows(self) -> int:
+        """Return how many rows of others' local variables a shard reads; 0 if shards do not touch."""
+        halo = self.halo if self.store is None else self.store.halo
+        return 0 if halo is None else halo.shape[1]
+
+    @property
     def n_global(self) -> int:
-        """The number of global parameters, all blocks together."""
+        """Return the number of global parameters, all blocks together."""
         return sum(math.prod(shape) for _, shape in self.blocks)
 
     @property
     def block_slices(self) -> dict[str, slice]:
-        """Where each block lies in the vector ``lam``."""
+        """Return where each block lies in the vector ``lam``."""
         ends = np.cumsum([math.prod(shape) for _, shape in self.blocks]).tolist()
         return {name: slice(a, b) for (name, _), a, b in zip(self.blocks, [0, *ends], ends)}
 
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Return how many steps visit every shard once."""
+        return steps_per_epoch(self.n_shards, batch_size)
+
+    def shard_shape(self) -> PyTree:
+        """Return shapes and types of the data of one shard, all being alike."""
+        if (store := self.store) is not None:
+            return jax.eval_shape(lambda: jax.tree.map(to_device, store.read(0)))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.shards)
+
+    def local_shape(self, *, halo: bool = False) -> PyTree:
+        """Return shapes and types of the local variables of one shard; with ``halo``, as its model sees them."""
+        own = jax.eval_shape(self.init_shard, jax.random.key(0), jnp.asarray(0), self.shard_shape())
+        more = self.halo_rows if halo else 0
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] + more, *leaf.shape[1:]), leaf.dtype) if more else leaf,
+            own,
+        )
+
+    def fingerprint(self) -> str:
+        """Return a checksum of the model's numbers and of the data: what a run must find again to be continued.
+
+        Data of more than a few million numbers is looked at in a million evenly spaced places of each array.
+        """
+        code = zlib.crc32(repr((self.blocks, self.n_shards, self.store and self.store.checksums)).encode())
+        for leaf in jax.tree.leaves((self.model, self.shards, self.halo)):
+            array = np.asarray(leaf) if isinstance(leaf, jax.Array | np.ndarray | float | int) else np.zeros(0)
+            code = zlib.crc32(repr((array.shape, array.dtype.str)).encode(), code)
+            flat = array.reshape(-1)
+            step = max(1, flat.size // LOOKED_AT) | 1  # odd, so that all columns of a table are met
+            code = zlib.crc32(np.ascontiguousarray(flat[:: step if flat.size > 4 * LOOKED_AT else 1]), code)
+        return f"{code:08x}"
+
     def ravel(self, globals_: Mapping[str, Any]) -> Array:
-        """The vector ``lam`` of a dict of blocks."""
+        """Return the vector ``lam`` of a dict of blocks."""
         return jnp.concatenate([jnp.ravel(globals_[name]) for name, _ in self.blocks])
 
     def unravel(self, lam: Array) -> Globals:
-        """The dict of blocks of a vector ``lam``."""
+        """Return the dict of blocks of a vector ``lam``."""
         slices = self.block_slices
         return {name: lam[slices[name]].reshape(shape) for name, shape in self.blocks}
 
     def loss(self, local: PyTree, lam: Array, shard: PyTree) -> Array:
-        """f_b(phi_b, lam) of one shard."""
+        """Return f_b(phi_b, lam) of one shard."""
         return self.model.loss(local, self.unravel(lam), shard)
 
     def augmentation(self, lam0: Array, mu: Array, penalty: Array) -> Augmentation:
-        """The augmented Lagrangian's extra terms, as models see them."""
+        """Return the augmented Lagrangian's extra terms, as models see them."""
         return Augmentation(self.unravel(lam0), self.unravel(mu), self.unravel(penalty))
 
     @eqx.filter_jit
     def init(self, key: Array) -> tuple[Array, PyTree]:
-        """The model's own start: ``lam``, and the locals of all shards. Keys are spawned per shard."""
+        """Return the model's own start: ``lam``, and the locals of all shards. Keys are spawned per shard."""
         local = jax.vmap(lambda b, shard: self.init_shard(key, b, shard))(jnp.arange(self.n_shards), self.shards)
         return self.init_global(key), local
 
     def init_global(self, key: Array) -> Array:
-        """The model's own start of ``lam``."""
+        """Return the model's own start of ``lam``."""
         return self.ravel(jax.tree.map(_float, dict(self.model.init_global(jax.random.split(key)[0]))))
 
     def init_shard(self, key: Array, b: Array, shard: PyTree) -> PyTree:
-        """The model's own start of the locals of shard ``b``."""
+        """Return the model's own start of the locals of shard ``b``."""
         local = self.model.init_local(jax.random.fold_in(jax.random.split(key)[1], b), shard)
         # a weakly typed start would compile everything twice
         return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), local)
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
-        """The loss of every shard (to be added in double precision) and grad_lam F."""
+        """Return the loss of every shard (to be added in double precision) and grad_lam F."""
 
         def one(local: PyTree, shard: PyTree) -> tuple[Array, Array]:
             return jax.value_and_grad(self.loss, argnums=1)(local, lam, shard)
@@ -204,7 +186,7 @@ class Problem(eqx.Module):
         return losses, gradients.sum(0)
 
     def read(self, local: PyTree, b: Array) -> PyTree:
-        """The local variables of shard ``b``, its halo rows appended."""
+        """Return the local variables of shard ``b``, its halo rows appended."""
         own = take(local, b)
         if self.halo is None:
             return own
@@ -216,7 +198,7 @@ class Problem(eqx.Module):
         return with_halo(own, jax.tree.map(halo_rows, local))
 
     def map_shards(self, function: Any, local: PyTree, batch: Array | None = None, *more: PyTree) -> PyTree:
-        """``function(local, shard, *more)`` for each shard in ``batch`` (default: all), results stacked.
+        """Call ``function(local, shard, *more)`` for each shard in ``batch`` (default: all), and stack what it returns.
 
         Small shards run vectorised, large ones one after the other, which keeps memory flat.
         """
@@ -236,9 +218,19 @@ class Problem(eqx.Module):
         return jax.lax.map(visit, (batch, *more), batch_size=chunk if chunk > 1 else None)
 
 
+def steps_per_epoch(n_shards: int, batch_size: int) -> int:
+    """Return how many batches visit every shard once."""
+    return -(-n_shards // batch_size)
+
+
 def with_halo(own: PyTree, halo: PyTree) -> PyTree:
-    """A shard's local variables as its model sees them: its own rows, then the halo's (None: there is none)."""
+    """Return a shard's local variables as its model sees them: its own rows, then the halo's (None: no halo)."""
     return own if halo is None else jax.tree.map(lambda mine, theirs: jnp.concatenate([mine, theirs]), own, halo)
+
+
+def without_halo(local: PyTree, like: PyTree) -> PyTree:
+    """Return the shard's own rows, as many as ``like`` has."""
+    return jax.tree.map(lambda leaf, own: leaf if leaf.shape == own.shape else leaf[: own.shape[0]], local, like)
 
 
 def _chunk(length: int, most: int) -> int:
@@ -273,8 +265,8 @@ def _check_loss(problem: Problem) -> None:
         return problem.loss(problem.read(local, jnp.asarray(0)), lam, take(problem.shards, 0))
 
     loss = jax.eval_shape(first_loss)
-    if getattr(loss, "shape", None) != ():
-        shape = getattr(loss, "shape", type(loss).__name__)
+    shape = loss.shape if isinstance(loss, jax.ShapeDtypeStruct) else type(loss).__name__
+    if shape != ():
         msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."
         raise ValueError(msg)
 

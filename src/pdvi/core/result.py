@@ -51,8 +51,8 @@ class Result:
     """The outcome of `pdvi.fit`.
 
     ``global_params`` is a dict of arrays, one per block; ``local_params`` is stacked over shards; ``trace`` has
-    one row per log point. ``rest`` holds the solver's other arrays, so that ``start=result`` goes on with
-    the same bits.
+    one row per log point. ``state`` holds the solver's other arrays by name, so that ``start=result`` goes on with
+    the same bits; ``solver`` has its settings, ``data`` a checksum of the problem.
     """
 
     global_params: dict[str, np.ndarray]
@@ -62,8 +62,9 @@ class Result:
     n_steps: int
     seed: int
     batch_size: int
-    solver: str
-    rest: list[np.ndarray] = field(repr=False)
+    solver: Any
+    state: dict[str, np.ndarray] = field(repr=False)
+    data: str = ""
 
     @property
     def converged(self) -> bool:
@@ -86,14 +87,15 @@ class Result:
         structure, leaves = _describe(self.local_params)
         arrays = {f"global/{i}": value for i, value in enumerate(self.global_params.values())}
         arrays |= {f"local/{i}": value for i, value in enumerate(leaves)}
-        arrays |= {f"rest/{i}": value for i, value in enumerate(self.rest)}
+        arrays |= {f"state/{i}": value for i, value in enumerate(self.state.values())}
         numbers = self.trace.drop(columns="event")
         arrays |= {f"trace/{i}": numbers[name].to_numpy() for i, name in enumerate(numbers)}
         meta = {
             "format": FORMAT,
             "blocks": list(self.global_params),
             "local": structure,
-            "rest": len(self.rest),
+            "state": list(self.state),
+            "data": self.data,
             "columns": list(numbers),
             "events": self.trace["event"].tolist(),
             "status": self.status.name,
@@ -141,7 +143,8 @@ def load_result(path: str | os.PathLike) -> Result:
         seed=meta["seed"],
         batch_size=meta["batch_size"],
         solver=meta["solver"],
-        rest=[arrays[f"rest/{i}"] for i in range(meta["rest"])],
+        state={name: arrays[f"state/{i}"] for i, name in enumerate(meta["state"])},
+        data=meta["data"],
     )
 
 

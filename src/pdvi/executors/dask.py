@@ -1,8 +1,8 @@
-"""Shards on the workers of a dask cluster: lam0 goes out, sums and halo rows come back, data never travels.
+"""Shards on the workers of a dask cluster: what visits are told goes out, sums and halo rows come back.
 
-A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with phi from
-lam0, mu = - grad_lam f_b, and h rebuilt from all duals. The step in which it happened counts the visits that were
-answered, which Algorithm 1 allows for any step.
+A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with local variables
+that fit lam and what the method recalls from these; the server's sums are then made anew. The step in which it happened
+counts the visits that were answered, which Algorithm 1 allows for any step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import pickle
 import time
 import warnings
+import zlib
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.core.problem import Problem
-from pdvi.executors.host import Measured, add_up, local_shape
+from pdvi._base.checks import positive
+from pdvi._base.types import PyTree
+from pdvi.core.executor import NoShards, Step, updated
+from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.executors.host import add_up
+from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
-from pdvi.executors.server import NoShards, Server, begin, update
-from pdvi.executors.worker import Failure, awake, make_host
+from pdvi.executors.worker import AS_BEFORE, Brief, Failure, awake, make_host
 
-Array = jax.Array
-PyTree = Any
 Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
 Calls = dict[str, tuple]  # what each worker is asked: a method of `WorkerHost`, and its arguments
 
 POLL = 0.5  # seconds after which a silent worker is looked for among the living
 PAUSE = 0.0005  # seconds between two looks for an answer
-VISITS = "visit", "explore"  # whose bytes are counted
+VISIT = "visit_as"  # whose bytes are counted
 OPENING = 4  # times the timeout, for a worker's first call: it imports, reads and compiles
 
 
@@ -45,7 +48,7 @@ class Traffic:
     visits: int = 0
 
 
-class Dask(Server):
+class Dask(Remote):
     """Works on a problem from a store with the workers of a `distributed.Client`.
 
     Every worker must see the store under the same path. Workers may come and go: those that join get their share of
@@ -73,10 +76,7 @@ class Dask(Server):
         if not isinstance(client, distributed.Client) or client.asynchronous:
             msg = f"`client` must be a (synchronous) distributed.Client, got {type(client).__name__}."
             raise ValueError(msg)
-        if not timeout > 0:
-            msg = f"`timeout` must be a positive number of seconds, got {timeout!r}."
-            raise ValueError(msg)
-        self.client, self.asynchronous, self.timeout = client, asynchronous, timeout
+        self.client, self.asynchronous, self.timeout = client, asynchronous, positive("timeout", timeout)
         self.traffic = Traffic()
         self._forget()
 
@@ -86,23 +86,89 @@ class Dask(Server):
         self._owned: dict[str, list[int]] = {}
         self._orphans: set[int] = set()
         self._silent: dict[str, Any] = {}  # workers that did not answer, and the future that tells if they wake up
-        self._penalty: dict[str, np.ndarray] = {}  # what each worker was last told
+        self._known: dict[str, dict[int, PyTree]] = {}  # what each worker was last told, by the thing it was told for
+        self._solver: bytes | None = None  # what recalls for the shards of lost workers
         self._rebuilt, self._looked = False, 0.0
         self._patience = OPENING * self.timeout  # seconds to wait for workers when there are none
 
-    # ------------------------------------------------------------------------------------ what a server is asked
+    # ------------------------------------------------------------------------------------ what an executor is asked
 
-    def run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
-        """``state`` after one step per row of ``batches``."""
+    def begin(self, state: State, solver: Solver) -> State:
+        """Keep for every shard what ``solver`` keeps at first."""
+        self._solver, self._lam = _pickled(solver), np.asarray(state.lam)
+        self._everywhere(lambda address, own: ("equip_for", self._brief(address, solver, state.server)))
+        return state
+
+    def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
+        """Return the state after one step per row of ``batches``."""
         self._share_with_newcomers(state.lam)
-        return super().run(problem, solver, state, batches)
+        if self.asynchronous and solver.any_order:
+            return self._run_asynchronously(solver, state, batches)
+        return super().run(solver, state, batches)
 
-    def _run(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
-        run = self._run_asynchronously if self.asynchronous else super()._run
-        return run(problem, solver, state, batches)
+    def visit(
+        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+    ) -> tuple[State, PyTree, int]:
+        """Visit these shards: every worker its part; those of a worker that is lost meanwhile are not counted."""
+        if shards is None:
+            return state, self._visit_all(state, visitor, told), self.problem.n_shards
+        self._lam = np.asarray(state.lam)
+        chosen = set(np.asarray(shards).tolist())
+        shares = {a: [b for b in own if b in chosen] for a, own in self._owned.items()}
+        calls = {a: self._visit_call(a, visitor, told, own) for a, own in shares.items() if own}
+        self.traffic.visits += sum(len(shares[address]) for address in calls)
+        parts, count = [], 0
+        for address, (part, rows) in sorted(self._ask(calls).items()):
+            self._take_in(part, rows)
+            parts.append(part)
+            count += len(shares[address])
+        self._recover(self._lam)
+        return state, add_up(parts), count
+
+    def _visit_all(self, state: State, visitor: Visitor, told: Any) -> PyTree:
+        """Visit all shards once, those of lost workers at their heirs."""
+        self._lam = np.asarray(state.lam if state.server is not None else told)
+        halos = self.boundary.halos(range(self.problem.n_shards))  # as they were before
+        answers = self._everywhere(
+            lambda address, own: (
+                VISIT,
+                self._brief(address, visitor, told),
+                own,
+                {b: halos[b] for b in own},
+            )
+        )
+        for _, rows in answers.values():
+            self.boundary.publish(rows)
+        return add_up([answers[address][0] for address in sorted(answers)])
+
+    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+        """Return the sum of what ``reader`` says of these shards."""
+        wanted = set(range(self.problem.n_shards) if shards is None else np.asarray(shards).tolist())
+
+        def call(address: str, own: list[int]) -> tuple:
+            own = [b for b in own if b in wanted]
+            return "look_as", self._brief(address, reader, told), own, self.boundary.halos(own)
+
+        return self._total(call)
+
+    def fold(self, state: State, function: Any, told: Any) -> PyTree:
+        """Return the sum of ``function(told, own)`` over all shards."""
+        return self._total(lambda address, own: ("fold_as", self._brief(address, function, told)))
+
+    def fresh(self, state: State) -> State:
+        """Set the local variables to those that the run began with."""
+        key = np.asarray(jax.random.key_data(self.key))
+        for rows in self._everywhere(lambda address, own: ("begin_again", own, key)).values():
+            self.boundary.publish(rows)
+        return state
+
+    def disturbed(self) -> bool:
+        """Return whether shards were rebuilt since the last call."""
+        rebuilt, self._rebuilt = self._rebuilt, False
+        return rebuilt
 
     def interrupted(self) -> None:
-        """Ctrl-C at a terminal ends a local cluster's workers too, and no others will come."""
+        """Wait for no new workers: Ctrl-C at a terminal ends a local cluster's workers too."""
         self._patience = 0.0
 
     def close(self) -> None:
@@ -110,8 +176,8 @@ class Dask(Server):
         self.client.cancel(list(self._hosts.values()), force=True)
         self._forget()
 
-    def local_params(self, state: Any) -> PyTree:
-        """The local variables of all shards, fetched one by one into a memory-mapped file; None if nobody has them."""
+    def local_params(self, state: State) -> PyTree:
+        """Return the local variables of all shards, fetched one by one into a memory-mapped file; None if lost."""
         try:
             return self._fetch(state)
         except NoShards:
@@ -119,8 +185,8 @@ class Dask(Server):
             warnings.warn(msg, stacklevel=2)
             return None
 
-    def _fetch(self, state: Any) -> PyTree:
-        kept = Scratch(local_shape(self.problem), self.problem.n_shards)
+    def _fetch(self, state: State) -> PyTree:
+        kept = Scratch(self.problem.local_shape(), self.problem.n_shards)
         missing = set(range(self.problem.n_shards))
         while missing:
             calls = {a: ("local_of", b) for a, own in self._owned.items() for b in own if b in missing}
@@ -130,94 +196,41 @@ class Dask(Server):
             self._recover(state.lam)
         return kept.stacked()
 
-    def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
+    def _open(self, template: PyTree, local: PyTree) -> None:
         self.close()
-        self._lam = np.asarray(lam)
+        self._lam = np.zeros(0)
         self._orphans = set(range(self.problem.n_shards))
         key = np.asarray(jax.random.key_data(self.key))
-        self._hand_out(lambda shards: ("begin_with", shards, key, self._lam, _rows(local, shards)))
+        self._hand_out(lambda shards: ("begin_with", shards, key, _rows(local, shards)))
 
-    def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
-        return self._together(batch, lambda address, shards: self._visit_call(address, shards, state))
+    # ------------------------------------------------------------------------------------ what workers are told
 
-    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
-        self._lam = np.asarray(state.lam)
-        return self._together(
-            batch, lambda _, shards: ("explore", shards, self._lam, stepper, self.boundary.halos(shards))
-        )
+    def _brief(self, address: str, thing: Any, told: Any) -> Brief:
+        """Return what a worker has to know to do a thing, without what it knows from last time."""
+        content = _pickled(thing)
+        number = zlib.crc32(content)
+        told = jax.tree.map(np.asarray, told)
+        known = self._known.setdefault(address, {})
+        before = known.get(number)
+        known[number] = told
+        if before is None:
+            return Brief(number, content, told)
+        return Brief(number, None, jax.tree.map(lambda old, new: AS_BEFORE if _same(old, new) else new, before, told))
 
-    def _together(self, batch: np.ndarray, call: Any) -> tuple[PyTree, int]:
-        """Every worker's part of a batch: the sum of what they answered (None: nobody did), and for how many shards."""
-        chosen = set(batch.tolist())
-        shares = {a: [b for b in own if b in chosen] for a, own in self._owned.items()}
-        calls = {a: call(a, shards) for a, shards in shares.items() if shards}
-        self.traffic.visits += sum(len(shares[address]) for address in calls)
-        parts, count = [], 0
-        for address, (part, rows) in sorted(self._ask(calls).items()):
-            self._take_in(part, rows)
-            parts.append(part)
-            count += len(shares[address])
-        self._recover(self._lam)
-        return add_up(parts) if parts else None, count
-
-    def _visit_call(self, address: str, shards: list[int], state: Any) -> tuple:
-        """The call of a visit; a penalty is sent only when it is new."""
-        penalty = np.asarray(state.penalty)
-        known = np.array_equal(self._penalty.get(address, ()), penalty)
-        self._penalty[address] = penalty
-        self._lam = np.asarray(state.lam0)
-        return "visit", shards, self._lam, None if known else penalty, self.boundary.halos(shards)
+    def _visit_call(self, address: str, visitor: Visitor, told: Any, shards: list[int]) -> tuple:
+        return VISIT, self._brief(address, visitor, told), shards, self.boundary.halos(shards)
 
     def _take_in(self, part: PyTree, rows: PyTree) -> None:
-        """What a visit gave: the rows that others read; the sum is for the caller."""
+        """Take the rows that others read from what a visit gave; the sum is for the caller."""
         self.traffic.received += len(pickle.dumps((part, rows), protocol=5))
         self.boundary.publish(rows)
 
-    def _statistics(self) -> PyTree:
-        answers = self._everywhere(lambda own: ("statistics", self.boundary.halos(own)))
-        return add_up([answers[address] for address in sorted(answers)])
-
-    def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
-        wanted = set(shards.tolist())
-
-        def call(own: list[int]) -> tuple:
-            own = [b for b in own if b in wanted]
-            return "curvature", np.asarray(lam), self.boundary.halos(own), own
-
-        return np.sum(list(self._everywhere(call).values()), axis=0)
-
-    def _restart(self) -> None:
-        key = np.asarray(jax.random.key_data(self.key))
-        for rows in self._everywhere(lambda own: ("restart", key, own)).values():
-            self.boundary.publish(rows)
-
-    def _rebuild(self, lam: Array, *, settle: bool) -> None:
-        self._lam = np.asarray(lam)
-        for rows in self._everywhere(
-            lambda own: ("rebuild", self._lam, self.boundary.halos(own), own, settle)
-        ).values():
-            self.boundary.publish(rows)
-
-    def _evaluate(self, lam: Array) -> Measured:
-        answers = self._everywhere(lambda own: ("evaluate", np.asarray(lam), self.boundary.halos(own)))
-        losses = {b: loss for found in answers.values() for b, loss in found.losses.items()}
-        ordered = [answers[address] for address in sorted(answers)]
-        return Measured(losses, np.sum([f.gradient for f in ordered], axis=0), sum(f.disagreement for f in ordered))
-
-    def _dual(self) -> np.ndarray:
-        answers = self._everywhere(lambda own: ("dual",))
-        return np.sum([answers[address] for address in sorted(answers)], axis=0)
-
-    def _disturbed(self) -> bool:
-        rebuilt, self._rebuilt = self._rebuilt, False
-        return rebuilt
-
     # ------------------------------------------------------------------------------------ asking the workers
 
-    def _run_asynchronously(self, problem: Problem, solver: Any, state: Any, batches: np.ndarray) -> Any:
-        """Every worker has one visit under way; each answer updates the globals."""
-        state = self._tidy(state)
-        waiting, centres = deque(batches.ravel().tolist()), {}
+    def _run_asynchronously(self, solver: Solver, state: State, batches: np.ndarray) -> State:
+        """Let every worker have one visit under way; each answer updates the globals."""
+        state = self.tidied(state, solver)
+        waiting, said = deque(batches.ravel().tolist()), {}
         flying: Flying = {}
         begun = 0
         while waiting or flying:
@@ -227,23 +240,32 @@ class Dask(Server):
                 if address not in busy and turn is not None:
                     waiting.remove(turn)
                     if begun % batches.shape[1] == 0:  # a step of the solver's own count
-                        state = begin(problem, solver, state, batches.shape[1])
+                        server = solver.before_step(self.problem, state.server, batches.shape[1])
+                        state = state._replace(server=server)
                     begun += 1
-                    centres[address] = np.asarray(state.lam0)
+                    said[address] = solver.tell(state.server)
+                    self._lam = np.asarray(state.lam)
                     self.traffic.visits += 1
-                    flying |= self._submit({address: self._visit_call(address, [turn], state)})
-            for address, (gap, rows) in self._arrivals(flying, self.timeout).items():
-                self._take_in(gap, rows)
-                state = update(state, jnp.asarray(gap), 1, problem.n_shards, jnp.asarray(centres[address]))
-            self._recover(state.lam0)
-            if self._disturbed():
-                state = self._tidy(state)
-        return self._tidy(state)
+                    flying |= self._submit({address: self._visit_call(address, Step(solver), said[address], [turn])})
+            for address, (message, rows) in self._arrivals(flying, self.timeout).items():
+                self._take_in(message, rows)
+                server = updated(self.problem, solver, state.server, message, 1, said[address])
+                state = state._replace(server=server)
+            self._recover(self._lam)
+            if self.disturbed():
+                state = self.tidied(state, solver)
+        return self.tidied(state, solver)
 
-    def _everywhere(self, call: Any) -> dict[str, Any]:
-        """Answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
+    def _total(self, call: Callable[[str, list[int]], tuple]) -> PyTree:
+        """Return the sum of the workers' answers, in an order that does not depend on who is fast."""
+        answers = self._everywhere(call)
+        parts = [answers[address] for address in sorted(answers) if answers[address] is not None]
+        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts) if parts else None
+
+    def _everywhere(self, call: Callable[[str, list[int]], tuple]) -> dict[str, Any]:
+        """Return answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
         while True:
-            answers = self._ask({address: call(own) for address, own in self._owned.items()})
+            answers = self._ask({address: call(address, own) for address, own in self._owned.items()})
             if not self._orphans:
                 return answers
             self._recover(self._lam)
@@ -267,7 +289,7 @@ class Dask(Server):
                 flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
             except RuntimeError:  # known to be lost before it was asked
                 self._lose(address, "is gone")
-            if method in VISITS:
+            if method == VISIT:
                 self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return flying
 
@@ -349,10 +371,10 @@ class Dask(Server):
         if address in self._hosts:
             return
         self._owned.setdefault(address, [])
-        model = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, self.problem.model)
+        model = _as_numpy(self.problem.model)
         path = str(self.problem.store.path.absolute())  # type: ignore[union-attr]
         self._hosts[address] = self.client.submit(
-            make_host, path, model, self.solver, _wide(), workers=[address], actor=True, pure=False
+            make_host, path, model, _wide(), workers=[address], actor=True, pure=False
         )
 
     def _lose(self, address: str, why: str) -> None:
@@ -362,7 +384,7 @@ class Dask(Server):
         self._orphans |= set(shards)
         self.client.cancel([self._hosts.pop(address)], force=True)
         self._actors.pop(address, None)
-        self._penalty.pop(address, None)
+        self._known.pop(address, None)
         if address in self.client.nthreads():  # silent, not gone: it may wake up
             self._silent[address] = self.client.submit(awake, workers=[address], pure=False)
         self.tell(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
@@ -370,9 +392,9 @@ class Dask(Server):
     def _recover(self, lam: Any) -> None:
         """Find the orphans new workers, who rebuild them."""
         if self._orphans:
-            lam, key = np.asarray(lam), np.asarray(jax.random.key_data(self.key))
+            lam, key, solver = np.asarray(lam), np.asarray(jax.random.key_data(self.key)), self._solver
             self._rebuilt = True
-            self._hand_out(lambda shards: ("adopt", shards, key, lam, self.boundary.halos(shards)))
+            self._hand_out(lambda shards: ("adopt", shards, key, lam, self.boundary.halos(shards), solver))
 
     def _hand_out(self, call: Any) -> None:
         """Ask workers to take the orphans; if some are lost with theirs, ask others, until all are taken."""
@@ -406,6 +428,20 @@ class Dask(Server):
             self._owned[giver] = [b for b in self._owned[giver] if b not in shards]
             self._owned[taker] = self._owned[taker] + shards
             self._ask({taker: ("accept", shards, parcel)})
+
+
+def _pickled(thing: Any) -> bytes:
+    import cloudpickle  # comes with distributed; also for what is defined in a user's script
+
+    return cloudpickle.dumps(_as_numpy(thing))
+
+
+def _as_numpy(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def _same(old: np.ndarray, new: np.ndarray) -> bool:
+    return old.dtype == new.dtype and np.array_equal(old, new)
 
 
 def _wide() -> bool:

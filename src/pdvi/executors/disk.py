@@ -7,15 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
-from pdvi.executors.host import Host, Measured, Pair
+from pdvi._base.types import PyTree
+from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.executors.host import Host
+from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
-from pdvi.executors.server import Server
-
-Array = jax.Array
-PyTree = Any
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
@@ -25,11 +25,12 @@ RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
 LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
 
 
-class Disk(Server):
+class Disk(Remote):
     """Works on a problem from a store that need not fit into memory.
 
-    Local variables and duals are in scratch files, which go away by themselves. A checkpoint holds the global state;
-    a run resumed from it rebuilds the rest from the data and goes on to the same optimum, though not to the same bits.
+    Local variables and what a method keeps for a shard are in scratch files, which go away by themselves. A checkpoint
+    holds the global state; a run resumed from it rebuilds the rest from the data and goes on to the same optimum,
+    though not to the same bits.
 
     Parameters
     ----------
@@ -44,28 +45,60 @@ class Disk(Server):
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch = scratch
 
-    def local_params(self, state: Any) -> PyTree:
-        """The local variables of all shards, memory-mapped."""
+    def begin(self, state: State, solver: Solver) -> State:
+        """Keep for every shard what ``solver`` keeps at first."""
+        template = eqx.filter_eval_shape(solver.own, self.problem, state.server, self.problem.local_shape())
+        self._host.equip(solver, state.server, Scratch(template, self.problem.n_shards, self._folder))
+        return state
+
+    def visit(
+        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+    ) -> tuple[State, PyTree, int]:
+        """Visit these shards."""
+        chosen = self._chosen(shards)
+        if shards is None:
+            self._host.data.expect(chosen)
+        total, rows = self._host.visit(visitor, told, chosen, self.boundary.halos(chosen))
+        self.boundary.publish(rows)
+        return state, total, len(chosen)
+
+    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+        """Return the sum of what ``reader`` says of these shards."""
+        chosen = self._chosen(shards)
+        return self._host.look(reader, told, chosen, self.boundary.halos(chosen))
+
+    def fold(self, state: State, function: Any, told: Any) -> PyTree:
+        """Return the sum of ``function(told, own)`` over all shards."""
+        return self._host.fold(function, told)
+
+    def fresh(self, state: State) -> State:
+        """Set the local variables to those that the run began with."""
+        self.boundary.publish(self._host.begin(self.key))
+        return state
+
+    def local_params(self, state: State) -> PyTree:
+        """Return the local variables of all shards, memory-mapped."""
         return self._locals.stacked()
 
-    def interrupted(self) -> None:
-        """Nothing to wait for."""
+    def announced(self, batches: np.ndarray) -> np.ndarray:
+        """Tell the reader which shards come next."""
+        self._host.data.expect(batches.ravel().tolist())
+        return batches
 
     def close(self) -> None:
         """Let go of the shards in memory; the local variables stay as long as a result refers to them."""
-        del self._host
+        self.__dict__.pop("_host", None)
 
-    def _open(self, template: PyTree, lam: Array, local: PyTree, batch_size: int) -> None:
+    def _chosen(self, shards: np.ndarray | None) -> list[int]:
+        return self._host.shards if shards is None else np.asarray(shards).tolist()
+
+    def _open(self, template: PyTree, local: PyTree) -> None:
         store = self.problem.store
         assert store is not None
-        vector = jax.ShapeDtypeStruct(lam.shape, lam.dtype)
-        folder = store.path.parent if self.scratch is None else Path(self.scratch)
-        self._locals = Scratch(template, store.n_shards, folder)
-        pairs = Scratch(Pair(vector, vector), store.n_shards, folder)
-        room = self._room(template)
-        self._host = Host(self.problem, self.solver, range(store.n_shards), self._locals, pairs, keep=room)
-        known = None if local is None else _Rows(local)
-        self.boundary.publish(self._host.begin(self.key, lam, known))
+        self._folder = store.path.parent if self.scratch is None else Path(self.scratch)
+        self._locals = Scratch(template, store.n_shards, self._folder)
+        self._host = Host(self.problem, range(store.n_shards), self._locals, keep=self._room(template))
+        self.boundary.publish(self._host.begin(self.key, None if local is None else _Rows(local)))
 
     def _room(self, template: PyTree) -> float:
         """Bytes of shards that may stay in memory."""
@@ -81,41 +114,6 @@ class Disk(Server):
             )
             raise ValueError(msg)
         return FILLED * (self.memory_limit - used)
-
-    def _announce(self, batches: np.ndarray) -> Any:
-        self._host.data.expect(batches.ravel().tolist())
-        return batches
-
-    def _visit(self, batch: np.ndarray, state: Any) -> tuple[Any, int]:
-        shards = batch.tolist()
-        gap, rows = self._host.visit(shards, state.lam0, state.penalty, self.boundary.halos(shards))
-        self.boundary.publish(rows)
-        return gap, len(shards)
-
-    def _look(self, batch: np.ndarray, stepper: Any, state: Any) -> tuple[PyTree, int]:
-        shards = batch.tolist()
-        statistics, rows = self._host.explore(shards, state.lam, stepper, self.boundary.halos(shards))
-        self.boundary.publish(rows)
-        return statistics, len(shards)
-
-    def _statistics(self) -> PyTree:
-        return self._host.statistics(self.boundary.halos(self._host.shards))
-
-    def _curvature(self, lam: Array, shards: np.ndarray) -> np.ndarray:
-        return self._host.curvature(lam, self.boundary.halos(shards), shards.tolist())
-
-    def _restart(self) -> None:
-        self.boundary.publish(self._host.restart(self.key, self._host.shards))
-
-    def _rebuild(self, lam: Array, *, settle: bool) -> None:
-        halos = self.boundary.halos(self._host.shards)
-        self.boundary.publish(self._host.rebuild(lam, halos, self._host.shards, settle=settle))
-
-    def _evaluate(self, lam: Array) -> Measured:
-        return self._host.evaluate(lam, self.boundary.halos(self._host.shards))
-
-    def _dual(self) -> np.ndarray:
-        return self._host.dual()
 
 
 class _Rows:

@@ -25,6 +25,10 @@ class Scratch:
         for file, (shape, dtype) in zip(self._files, self._shapes):
             file.truncate(n_shards * _size(shape, dtype))
 
+    def get(self, b: int) -> PyTree:
+        """Return what is kept of shard ``b``."""
+        return self[b]
+
     def __getitem__(self, b: int) -> PyTree:
         leaves = []
         for file, (shape, dtype) in zip(self._files, self._shapes):

@@ -62,7 +62,7 @@ class _Mixture(BaseEstimator):
         else:
             settings = [from_labels(centred, known.argmax(1), means_of(centred, known))]
         solver = P2DVI() if self.solver is None else self.solver
-        batch_size = where.rows.shape[0] if getattr(solver, "full_batch", False) else max(1, where.rows.shape[0] // 100)
+        batch_size = where.rows.shape[0] if solver.full_batch else max(1, where.rows.shape[0] // 100)
         common = {"batch_size": batch_size, "max_epochs": self.max_epochs, "tol": self.tol}
         reestimated = self.estimate_noise or self.learn_weights
 

@@ -16,10 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from pdvi.core.problem import Augmentation, Globals
-
-Array = jax.Array
-Shard = dict[str, Array]
+from pdvi._base.types import Array, Globals, Shard
+from pdvi.core.model import Augmentation, registered
 
 
 class MixtureStatistics(NamedTuple):
@@ -30,6 +28,7 @@ class MixtureStatistics(NamedTuple):
     fraction: Array  # w, the shard's share of the rows and so of the prior
 
 
+@registered
 class GaussianMixtureModel(eqx.Module):
     """Hyper-parameters, and the mathematics of one shard.
 

@@ -8,18 +8,16 @@ from the halo, so the partition does not change F; a cut edge counts half in bot
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from pdvi.core.problem import Globals
-from pdvi.models.gaussian_mixture import GaussianMixtureModel, Shard
+from pdvi._base.types import Array, Globals, Shard
+from pdvi.core.model import registered
+from pdvi.models.gaussian_mixture import GaussianMixtureModel
 
-Array = jax.Array
 
-
+@registered
 class PottsMixtureModel(GaussianMixtureModel):
     """A shard also has a padded neighbour table: ``table`` and ``weight``, both (degree, rows).
 
@@ -37,18 +35,9 @@ class PottsMixtureModel(GaussianMixtureModel):
     temperature: Array
     damping: Array
 
-    # What P2D-VI does here unless told otherwise: three epochs of exploring by natural-gradient steps, then a firm
-    # penalty. With too few patches for that: six epochs with a small penalty if components are well separated (then
-    # better optima from poor starts, and sooner from good ones, than any constant), else the firm one at once (patches
-    # would lose track of which component is which). benchmarks/mixture_quality.py measures all of them.
-    exploration: ClassVar[int] = 3
-    penalty_scale: ClassVar[float] = 0.3
-    continuation: ClassVar[tuple[tuple[float, int], ...]] = ((0.03, 6),)
-    local_sweeps: ClassVar[int] = 20  # with which methods that optimise the locals at every visit do so (the paper's)
-
-    def worth_exploring(self) -> bool:
-        """Whether two components are typically four standard deviations apart: sum_j s1_j^2 / s0_j^2 of at least 8."""
-        return bool(jnp.sum(self.prior_variance / self.noise_variance) >= 8)
+    def separation(self) -> Array:
+        """Return half the typical squared distance between two components: sum_j s1_j^2 / s0_j^2."""
+        return jnp.sum(self.prior_variance / self.noise_variance)
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
         """The shard's share of the negative ELBO, without log Z."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi.core.problem import Augmentation, Globals
-
-Array = jax.Array
-Shard = dict[str, Array]
+from pdvi._base.types import Array, Globals, Shard
+from pdvi.core.model import Augmentation, registered
 
 
 class QuadraticStatistics(NamedTuple):
@@ -22,6 +19,7 @@ class QuadraticStatistics(NamedTuple):
     linear: Array
 
 
+@registered
 class Quadratic(eqx.Module):
     """f_b(phi, lam) = x' Q_b x + v_b' x with x = (phi, lam); one block of globals, ``lam``.
 

@@ -6,12 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from pdvi.core.problem import Globals
-
-Array = jax.Array
-Shard = dict[str, Array]
+from pdvi._base.types import Array, Globals, Shard
+from pdvi.core.model import registered
 
 
+@registered
 class Quartic(eqx.Module):
     """f_b = (phi - b' lam)^2 / 2 + (a' lam)^4 / 4: convex, flat at its minimum, so not strongly convex."""
 
@@ -31,6 +30,7 @@ class Quartic(eqx.Module):
         return 0.5 * (local - shard["b"] @ lam) ** 2 + 0.25 * (shard["a"] @ lam) ** 4
 
 
+@registered
 class TanhRegression(eqx.Module):
     """f_b = |phi - gain tanh(A lam)|^2 / 2 + |phi - y|^2 / 2: strongly convex in phi, nonconvex in lam.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 import pdvi
+from pdvi.run.running import Run
 from pdvi.run.tune import COARSE
 
 PER_BLOCK = ("local_rate", "rate.*")  # locals first: the globals' best rate depends on theirs
@@ -68,9 +67,8 @@ def applicable(names: tuple[str, ...], problem: pdvi.Problem) -> list[Method]:
 def _serves(method: Method, problem: pdvi.Problem) -> bool:
     if method.space == ("eta.*",) and len(problem.blocks) == 1:
         return False  # the same as one step size
-    lam, local = problem.init(jax.random.key(0))
     try:
-        method.solver.init(problem, lam, local, 1)
+        Run(problem, method.solver)
     except ValueError:
         return False
     return True

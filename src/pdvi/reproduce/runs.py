@@ -194,7 +194,7 @@ def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None
     solver = _with(problem, method.solver, runs.settings(case, method))
     extra: list[dict[str, Any]] = []
     settings: dict[str, Any] = {
-        "batch_size": None if getattr(solver, "full_batch", False) else case.batch_size,
+        "batch_size": None if solver.full_batch else case.batch_size,
         "log_every": case.log_every,
         "seed": seed,
         "tol": 0,

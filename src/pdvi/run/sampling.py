@@ -10,22 +10,19 @@ from typing import Protocol
 
 import numpy as np
 
+from pdvi.core.problem import steps_per_epoch
+
 
 class Sampling(Protocol):
     """Anything that lists the batches of one epoch."""
 
     def epoch(self, seed: int, epoch: int, n_shards: int, batch_size: int) -> np.ndarray:
-        """Integers of shape (steps per epoch, batch size); no shard twice in a row."""
+        """Return integers of shape (steps per epoch, batch size); no shard twice in a row."""
         ...
 
 
-def steps_per_epoch(n_shards: int, batch_size: int) -> int:
-    """Enough steps to visit every shard once."""
-    return -(-n_shards // batch_size)
-
-
 def batches(sampling: Sampling, seed: int, start: int, stop: int, n_shards: int, batch_size: int) -> np.ndarray:
-    """The batches of steps ``start`` to ``stop``, counted from the beginning of the run."""
+    """Return the batches of steps ``start`` to ``stop``, counted from the beginning of the run."""
     size = steps_per_epoch(n_shards, batch_size)
     first, last = start // size, -(-stop // size)
     drawn = [sampling.epoch(seed, epoch, n_shards, batch_size) for epoch in range(first, last)]
@@ -41,7 +38,7 @@ class Reshuffled:
     """
 
     def epoch(self, seed: int, epoch: int, n_shards: int, batch_size: int) -> np.ndarray:
-        """The batches of one epoch."""
+        """Return the batches of one epoch."""
         order = np.random.default_rng([seed, epoch]).permutation(n_shards)
         return np.resize(order, (steps_per_epoch(n_shards, batch_size), batch_size))
 
@@ -51,7 +48,7 @@ class Uniform:
     """Every step draws its shards uniformly without replacement, independently: the paper's assumption."""
 
     def epoch(self, seed: int, epoch: int, n_shards: int, batch_size: int) -> np.ndarray:
-        """The batches of one epoch."""
+        """Return the batches of one epoch."""
         rng = np.random.default_rng([seed, epoch])
         steps = steps_per_epoch(n_shards, batch_size)
         return np.stack([rng.choice(n_shards, batch_size, replace=False) for _ in range(steps)])
@@ -64,7 +61,7 @@ class Fixed:
     order: tuple[int, ...] | None = None  # None: as the shards are numbered
 
     def epoch(self, seed: int, epoch: int, n_shards: int, batch_size: int) -> np.ndarray:
-        """The batches of one epoch."""
+        """Return the batches of one epoch."""
         order = np.arange(n_shards) if self.order is None else np.asarray(self.order)
         if not np.array_equal(np.sort(order), np.arange(n_shards)):
             msg = f"`order` must hold each of the {n_shards} shards once, got {len(order)} entries."

@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.checks import positive, whole
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
+from pdvi.core.solver import Solver
 
 
-def batch_size_for(problem: Problem, solver: Any, batch_size: int | None, earlier: Result | None) -> int:
-    """Shards visited in a step."""
-    if getattr(solver, "full_batch", False):
+def batch_size_for(problem: Problem, solver: Solver, batch_size: int | None, earlier: Result | None) -> int:
+    """Return the number of shards visited in a step."""
+    if solver.full_batch:
         if batch_size not in (None, problem.n_shards):
             msg = (
                 f"`batch_size` must be left out for {type(solver).__name__}, which visits all "
@@ -25,16 +27,7 @@ def batch_size_for(problem: Problem, solver: Any, batch_size: int | None, earlie
         return problem.n_shards
     if batch_size is None:
         return earlier.batch_size if earlier else max(1, problem.n_shards // 100)
-    if (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, int | np.integer)
-        or not 1 <= batch_size <= problem.n_shards
-    ):
-        msg = (
-            f"`batch_size` must be a whole number between 1 and the number of shards ({problem.n_shards}), "
-            f"got {batch_size!r}."
-        )
-        raise ValueError(msg)
+    whole("batch_size", batch_size, least=1, most=problem.n_shards, of="the number of shards")
     if earlier and batch_size != earlier.batch_size:
         msg = f"`batch_size` must be that of the run to continue ({earlier.batch_size}), got {batch_size!r}."
         raise ValueError(msg)
@@ -42,38 +35,24 @@ def batch_size_for(problem: Problem, solver: Any, batch_size: int | None, earlie
 
 
 def seed_for(seed: int | None, earlier: Result | None) -> int:
-    """The seed, checked against that of the run to continue."""
+    """Return the seed, checked against that of the run to continue."""
     if seed is None:
         return earlier.seed if earlier else 0
-    if not _is_whole(seed) or seed < 0:
-        msg = f"`seed` must be a whole number of at least 0, got {seed!r}."
-        raise ValueError(msg)
+    whole("seed", seed)
     if earlier and seed != earlier.seed:
         msg = f"`seed` must be that of the run to continue ({earlier.seed}), got {seed!r}."
         raise ValueError(msg)
     return int(seed)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def last_step(max_epochs: float, max_steps: int | None, per_epoch: int) -> int:
-    """The step at which the budget ends."""
+    """Return the step at which the budget ends."""
     last = round(positive("max_epochs", max_epochs) * per_epoch)
     return max(1, last if max_steps is None else min(last, int(positive("max_steps", max_steps))))
 
 
-def positive(name: str, value: float) -> float:
-    """``value``, if it is positive."""
-    if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
-        msg = f"`{name}` must be positive and finite, got {value!r}."
-        raise ValueError(msg)
-    return value
-
-
 def lam_from(problem: Problem, start: Any) -> jax.Array:
-    """The global parameters in a dict of blocks as one vector."""
+    """Return the global parameters in a dict of blocks as one vector."""
     if not isinstance(start, Mapping) or set(start) != {name for name, _ in problem.blocks}:
         found = sorted(start) if isinstance(start, Mapping) else type(start).__name__
         msg = f"`start` must have the blocks {[name for name, _ in problem.blocks]}, got {found}."

@@ -7,25 +7,27 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from pdvi._base.atomic import check_path
+from pdvi._base.checks import positive
+from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
-from pdvi.run.fit import _describe, _Run, _wanted
-from pdvi.run.sampling import Sampling, batches
-from pdvi.run.settings import last_step, positive
+from pdvi.core.solver import Solver, settings_of
+from pdvi.run.fit import wanted as bar_wanted
+from pdvi.run.running import Run
+from pdvi.run.sampling import Sampling
+from pdvi.run.settings import last_step
+from pdvi.run.together import advance_together, objectives
 
-Array = jax.Array
 Settings = dict[str, float]
 
 COARSE = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4)  # powers of 100: the paper's grid
@@ -41,7 +43,7 @@ VECTORISED = {"cpu": 2**16, "other": 2**27}
 class TuningResult:
     """The best settings found, the solver with them, what it reached, and all trials in the order they were made."""
 
-    solver: Any
+    solver: Solver
     settings: Settings
     objective: float
     # a column per setting, `round`, `objective` (inf: diverged), and `course`, the objective after each eighth
@@ -50,7 +52,7 @@ class TuningResult:
 
 def tune(
     problem: Problem,
-    solver: Any,
+    solver: Solver,
     space: Sequence[str] | Mapping[str, Sequence[float]],
     *,
     trials: int = 30,
@@ -58,7 +60,7 @@ def tune(
     max_epochs: float = 30,
     sampling: Sampling | None = None,
     start: Result | Point | Mapping[str, Any] | None = None,
-    executor: Any = None,
+    executor: Executor | None = None,
     seed: int = 0,
     path: str | os.PathLike | None = None,
     equal: float = EQUAL,
@@ -111,7 +113,7 @@ def tune(
         raise ValueError(msg)
     made: list[dict[str, Any]] = []
     start_objective = first.rows[0]["objective"]
-    with tqdm(total=trials, unit="trial", disable=not _wanted(progress), leave=False) as bar:
+    with tqdm(total=trials, unit="trial", disable=not bar_wanted(progress), leave=False) as bar:
         for name, wanted in _rounds(grids, lambda: _best(made, start_objective, list(grids), equal)):
             known = {_key({setting: trial[setting] for setting in grids}) for trial in made}
             wanted = [one for one in _distinct(wanted) if _key(one) not in known][: trials - len(made)]
@@ -141,15 +143,23 @@ class _Task:
     max_epochs: float
     sampling: Sampling | None
     start: Any
-    executor: Any
+    executor: Executor | None
     seed: int
 
-    def run(self, solver: Any) -> _Run:
+    def run(self, solver: Solver) -> Run:
         """A run of ``solver`` that has not begun."""
-        between = self.max_epochs / PARTS
-        return _Run(self.problem, solver, self.batch_size, self.seed, self.sampling, self.start, self.executor, between)
+        return Run(
+            self.problem,
+            solver,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            sampling=self.sampling,
+            start=self.start,
+            executor=self.executor,
+            log_every=self.max_epochs / PARTS,
+        )
 
-    def last(self, run: _Run) -> int:
+    def last(self, run: Run) -> int:
         """The number of steps of a trial."""
         return last_step(self.max_epochs, None, run.steps_per_epoch)
 
@@ -199,7 +209,7 @@ def _key(settings: Settings) -> str:
     return json.dumps(settings)
 
 
-def _courses(runs: list[_Run], last: int, together: int | None) -> list[list[float]]:
+def _courses(runs: list[Run], last: int, together: int | None) -> list[list[float]]:
     """What each run reaches part by part in ``last`` steps, this many ``together``; infinity if that is not finite."""
     if together is not None:
         courses = _together(runs, last, max(together, len(runs)))
@@ -208,53 +218,25 @@ def _courses(runs: list[_Run], last: int, together: int | None) -> list[list[flo
     return [[value if math.isfinite(value) else math.inf for value in course] for course in courses]
 
 
-def _alone(run: _Run, last: int) -> list[float]:
+def _alone(run: Run, last: int) -> list[float]:
     course = []
     while run.step < last:
         run.advance(last)
-        course.append(run.executor.evaluate(run.problem, run.solver, run.state)["objective"])
+        course.append(run.executor.evaluate(run.state, run.solver)["objective"])
     return course
 
 
-def _together(runs: list[_Run], last: int, size: int) -> list[list[float]]:
-    """The same in compiled calls for ``size`` runs side by side, the last repeated to fill up."""
-    one, wanted = runs[0], len(runs)
-    runs = runs + [runs[-1]] * (size - wanted)
-    solvers = _stacked([jax.tree.map(_as_array, run.solver) for run in runs])
-    states = _stacked([run.state for run in runs])
+def _together(runs: list[Run], last: int, size: int) -> list[list[float]]:
+    """Return the same from compiled calls for ``size`` runs side by side, copies of the last filling up."""
+    filled = [*runs, *(copy(runs[-1]) for _ in range(size - len(runs)))]
     course = []
-    for begin in range(0, last, one.stride):
-        end = min(last, begin + one.stride)
-        drawn = batches(one.sampling, one.seed, begin, end, one.problem.n_shards, one.batch_size)
-        states, losses = _run_all(one.problem, solvers, states, jnp.asarray(drawn))
-        with np.errstate(over="ignore", invalid="ignore"):
-            course.append(np.asarray(losses, float).sum(1)[:wanted])
-    return np.stack(course, 1).tolist()
+    while runs[0].step < last:
+        advance_together(filled, last)
+        course.append(objectives(runs))
+    return [list(values) for values in zip(*(part.tolist() for part in course))]
 
 
-def _as_array(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if isinstance(leaf, float) else leaf
-
-
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
-
-
-@eqx.filter_jit
-def _run_all(problem: Problem, solvers: Any, states: Any, drawn: Array) -> tuple[Any, Array]:
-    """The states of all runs after these batches, and the losses of all shards there, (runs, shards)."""
-    arrays, rest = eqx.partition(solvers, eqx.is_array)
-
-    def run(arrays: Any, state: Any) -> tuple[Any, Array]:
-        solver = eqx.combine(arrays, rest)
-        state = solver.tidy(state) if hasattr(solver, "tidy") else state
-        state = jax.lax.scan(lambda s, batch: (solver.step(problem, s, batch), None), state, drawn)[0]
-        return state, problem.evaluate(state.lam, state.local)[0]
-
-    return jax.vmap(run)(arrays, states)
-
-
-def _small(run: _Run) -> bool:
+def _small(run: Run) -> bool:
     limit = VECTORISED["cpu" if jax.default_backend() == "cpu" else "other"]
     return sum(leaf.nbytes for leaf in jax.tree.leaves(run.state)) <= limit
 
@@ -307,11 +289,11 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _fingerprint(
-    problem: Problem, solver: Any, grids: dict[str, tuple[float, ...]], task: _Task, run: _Run
+    problem: Problem, solver: Solver, grids: dict[str, tuple[float, ...]], task: _Task, run: Run
 ) -> dict[str, Any]:
     """What must agree for trials to be used again."""
     return {
-        "solver": _describe(solver),
+        "solver": settings_of(solver),
         "space": {name: list(grid) for name, grid in grids.items()},
         "shards": problem.n_shards,
         "blocks": [[name, list(shape)] for name, shape in problem.blocks],
@@ -323,7 +305,7 @@ def _fingerprint(
     }
 
 
-def _grids(problem: Problem, solver: Any, space: Any) -> dict[str, tuple[float, ...]]:
+def _grids(problem: Problem, solver: Solver, space: Any) -> dict[str, tuple[float, ...]]:
     """The coarse grid of every number to choose, in increasing order."""
     fields = [field.name for field in dataclasses.fields(solver)]
     grids: dict[str, tuple[float, ...]] = {}
@@ -355,7 +337,7 @@ def _check_trials(trials: int, grids: dict[str, tuple[float, ...]]) -> None:
         raise ValueError(msg)
 
 
-def _with(problem: Problem, solver: Any, settings: Settings) -> Any:
+def _with(problem: Problem, solver: Solver, settings: Settings) -> Any:
     """The solver with these settings; those with a block after a dot become dicts."""
     values: dict[str, Any] = {}
     for name, value in settings.items():

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, require
 from pdvi.core.problem import Problem
-from pdvi.solvers.conjugate import add, best_globals, require
-from pdvi.solvers.primal_dual.oracles import CoordinateDescent
-
-Array = jax.Array
-PyTree = Any
+from pdvi.core.solver import Solver
+from pdvi.solvers.conjugate import best_globals
+from pdvi.solvers.local_variables import optimise
 
 
-class CAVIState(NamedTuple):
-    """Nothing but the point."""
+class CAVIServer(NamedTuple):
+    """Nothing but the globals."""
 
     lam: Array
-    local: PyTree
 
 
-class CAVI(eqx.Module):
+class CAVI(Solver):
     """All locals for the current globals, then the globals for all locals; no step size (Bishop 2006, ch. 10).
 
     phi_b = argmin f_b(phi, lam) for every b,      lam = argmin sum_b f_b(phi_b, lam)
@@ -34,17 +29,16 @@ class CAVI(eqx.Module):
     sweeps: int = 1
     full_batch: ClassVar[bool] = True
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> CAVIState:
-        """The state before the first step."""
-        require(self, problem, "statistics", "global_step")
-        return CAVIState(lam, local)
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> CAVIServer:
+        """Return the server's state before the first step."""
+        require(type(self).__name__, problem.model, Conjugate)
+        return CAVIServer(lam)
 
-    def step(self, problem: Problem, state: CAVIState, batch: Array) -> CAVIState:
-        """One pass over all shards."""
-        local = state.local
-        for _ in range(self.sweeps):
-            local = problem.map_shards(
-                lambda phi, shard: CoordinateDescent().local_step(problem, phi, state.lam, shard), local
-            )
-        statistics = problem.map_shards(problem.model.statistics, local)
-        return CAVIState(best_globals(problem, add(statistics)), jax.tree.map(jnp.asarray, local))
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the locals that fit the globals, and their statistics."""
+        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
+        return local, own, problem.model.statistics(local, shard)
+
+    def update(self, problem: Problem, server: CAVIServer, total: PyTree, count: int, told: Array) -> CAVIServer:
+        """Return the globals that fit all statistics."""
+        return CAVIServer(best_globals(problem, total))

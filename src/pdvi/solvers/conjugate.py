@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+import equinox as eqx
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
+from pdvi.core.solver import add
 
-Array = jax.Array
-PyTree = Any
-
-
-def require(solver: Any, problem: Problem, *methods: str) -> None:
-    """Say what the model lacks for this solver."""
-    missing = [name for name in methods if not hasattr(problem.model, name)]
-    if missing:
-        msg = (
-            f"{type(solver).__name__} needs a model with {', '.join(map(repr, methods))}; "
-            f"{type(problem.model).__name__} lacks {', '.join(map(repr, missing))}. "
-            "PDVI does without, and P2DVI with exploration=0."
-        )
-        raise ValueError(msg)
+__all__ = ["add", "best_globals", "statistics_of"]
 
 
-def add(statistics: PyTree) -> PyTree:
-    """The statistics of stacked shards as one."""
-    return jax.tree.map(lambda leaf: leaf.sum(0), statistics)
-
-
+@eqx.filter_jit
 def best_globals(problem: Problem, statistics: PyTree) -> Array:
-    """The globals that minimise F for these statistics: a global step with nothing added to the loss."""
+    """Return the globals that minimise F for these statistics: a global step with nothing added to the loss."""
     zero = jnp.zeros(problem.n_global)
     return problem.ravel(problem.model.global_step(statistics, problem.augmentation(zero, zero, zero)))
+
+
+def statistics_of(problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree) -> PyTree:
+    """Return the statistics of a shard: a reader."""
+    return problem.model.statistics(local, shard)

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put, take
-from pdvi.solvers.local_variables import constrained, gradients, optimise, own_rows, require_gradients, with_halo_of
+from pdvi.core.solver import Solver
+from pdvi.solvers.local_variables import constrained, gradients, optimise, require_gradients, with_halo_of
 from pdvi.solvers.rates import check_rates, per_coordinate
 
-Array = jax.Array
-PyTree = Any
 
-
-class ControlVariatesState(NamedTuple):
-    """The point, every shard's last gradient in the globals, and their sum."""
+class ControlVariatesServer(NamedTuple):
+    """The globals, and the sum of every shard's last gradient."""
 
     lam: Array
-    local: PyTree
-    table: Array
     total: Array
 
 
-class ControlVariates(eqx.Module):
+class ControlVariates(Solver):
     """SAGA on the globals (Defazio, Bach, Lacoste-Julien 2014; in variational inference Wang et al. 2024).
 
     g_b' = grad_lam f_b(phi_b, lam) for b in S
@@ -44,38 +39,42 @@ class ControlVariates(eqx.Module):
     sweeps: int = 1
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> ControlVariatesState:
-        """The state before the first step."""
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> ControlVariatesServer:
+        """Return the server's state before the first step."""
         check_rates(problem, self.rate, self.local_rate)
         if self.local_rate is not None:
-            require_gradients(self, problem)
-        table = jnp.zeros((problem.n_shards, lam.size), lam.dtype)
-        return ControlVariatesState(lam, local, table, table[0])
+            require_gradients(type(self).__name__, problem)
+        return ControlVariatesServer(lam, jnp.zeros_like(lam))
 
-    def step(self, problem: Problem, state: ControlVariatesState, batch: Array) -> ControlVariatesState:
-        """Visit the shards in ``batch``."""
-        slope_at = jax.grad(problem.loss, argnums=1)
+    def own(self, problem: Problem, server: ControlVariatesServer, local: PyTree) -> Array:
+        """Return zero: the first visit is a plain stochastic gradient."""
+        return jnp.zeros_like(server.lam)
 
-        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, Array]:
-            phi = self._moved(problem, phi, state.lam, shard)
-            return own_rows(problem, phi), slope_at(phi, state.lam, shard)
+    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Array:
+        """Return the gradient at known locals: a stationary start then stays put."""
+        return jax.grad(problem.loss, argnums=1)(local, lam, shard)
 
-        phi, slopes = problem.map_shards(visit, state.local, batch)
-        change = (slopes - take(state.table, batch)).sum(0)
-        estimate = problem.n_shards / batch.shape[0] * change + state.total
-        lam = state.lam - per_coordinate(problem, self.rate) * estimate
-        table = put(state.table, batch, slopes)
-        return ControlVariatesState(lam, put(state.local, batch, phi), table, state.total + change)
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: Array, shard: PyTree) -> tuple:
+        """Return the moved locals, the gradient there, and by how much it changed."""
+        local = self._moved(problem, local, told, shard)
+        slope = jax.grad(problem.loss, argnums=1)(local, told, shard)
+        return local, slope, slope - own
 
-    def warm(self, problem: Problem, state: ControlVariatesState) -> ControlVariatesState:
-        """The table of a start whose locals are known. A stationary start then stays put."""
-        slope_at = jax.grad(problem.loss, argnums=1)
-        table = problem.map_shards(lambda phi, shard: slope_at(phi, state.lam, shard), state.local)
-        return self.tidy(state._replace(table=table))
+    def update(
+        self, problem: Problem, server: ControlVariatesServer, total: Array, count: int, told: Array
+    ) -> ControlVariatesServer:
+        """Return the globals after a step down the corrected gradient."""
+        estimate = problem.n_shards / count * total + server.total
+        lam = server.lam - per_coordinate(problem, self.rate) * estimate
+        return ControlVariatesServer(lam, server.total + total)
 
-    def tidy(self, state: ControlVariatesState) -> ControlVariatesState:
-        """The sum rebuilt from the table: in single precision the running sum drifts."""
-        return state._replace(total=state.table.sum(0))
+    def kept(self, told: Any, own: Array) -> Array:
+        """Return the shard's last gradient."""
+        return own
+
+    def refreshed(self, problem: Problem, server: ControlVariatesServer, total: Array) -> ControlVariatesServer:
+        """Return the server with the sum rebuilt from the shards: in single precision the running sum drifts."""
+        return server._replace(total=total)
 
     def _moved(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> PyTree:
         if self.local_rate is None:

@@ -7,28 +7,23 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 
+from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put, take
-from pdvi.solvers.local_variables import constrained, free, gradients, require_gradients
+from pdvi.core.solver import Solver
+from pdvi.solvers.local_variables import constrained, free, gradients, own_rows, require_gradients
 from pdvi.solvers.rates import check_rates, per_coordinate
 
-Array = jax.Array
-PyTree = Any
 
-
-class GradientState(NamedTuple):
-    """The point, and what the method remembers of past gradients: of the globals, and per shard of the locals."""
+class GradientServer(NamedTuple):
+    """The globals, and what the method remembers of their past gradients."""
 
     lam: Array
-    local: PyTree
     memory: PyTree
-    local_memory: PyTree
 
 
-class _Gradient(eqx.Module):
+class _Gradient(Solver):
     """lam <- lam - rate d(g),   g = (B / |S|) sum_{b in S} grad_lam f_b(phi_b, lam)
     x_b <- x_b - local_rate d(grad_x f_b)   for b in S,   phi_b = phi(x_b)
 
@@ -45,34 +40,31 @@ class _Gradient(eqx.Module):
     def transform(self) -> optax.GradientTransformation:
         """The method's direction, from optax, without a rate."""
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> GradientState:
-        """The state before the first step."""
-        require_gradients(self, problem)
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> GradientServer:
+        """Return the server's state before the first step."""
+        require_gradients(type(self).__name__, problem)
         check_rates(problem, self.rate, self.local_rate)
-        transform = self.transform()
-        shards = jnp.arange(problem.n_shards)
-        local_memory = jax.vmap(lambda b: transform.init(free(problem, take(local, b))))(shards)
-        return GradientState(lam, local, transform.init(lam), local_memory)
+        return GradientServer(lam, self.transform().init(lam))
 
-    def step(self, problem: Problem, state: GradientState, batch: Array) -> GradientState:
-        """Visit the shards in ``batch``."""
-        transform = self.transform()
+    def own(self, problem: Problem, server: GradientServer, local: PyTree) -> PyTree:
+        """Return the memory of a shard's local gradients before the first one."""
+        return self.transform().init(free(problem, local))
 
-        def visit(phi: PyTree, shard: PyTree, memory: PyTree) -> tuple[PyTree, PyTree, Array]:
-            x, slope, by_lam = gradients(problem, phi, state.lam, shard)
-            move, memory = transform.update(slope, memory)
-            x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, move)
-            return constrained(problem, x, shard), memory, by_lam
+    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> PyTree:
+        """Return an empty memory: past gradients cannot be known."""
+        return self.transform().init(free(problem, own_rows(problem, local)))
 
-        phi, local_memory, slopes = problem.map_shards(visit, state.local, batch, take(state.local_memory, batch))
-        slope = problem.n_shards / batch.shape[0] * slopes.sum(0)
-        move, memory = transform.update(slope, state.memory)
-        return GradientState(
-            state.lam - per_coordinate(problem, self.rate) * move,
-            put(state.local, batch, phi),
-            memory,
-            put(state.local_memory, batch, local_memory),
-        )
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the locals after a step down their gradient, its memory, and the gradient in the globals."""
+        x, slope, by_lam = gradients(problem, local, told, shard)
+        move, own = self.transform().update(slope, own)
+        x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, move)
+        return constrained(problem, x, shard), own, by_lam
+
+    def update(self, problem: Problem, server: GradientServer, total: Array, count: int, told: Array) -> GradientServer:
+        """Return the globals after a step down the gradient of the batch."""
+        move, memory = self.transform().update(problem.n_shards / count * total, server.memory)
+        return GradientServer(server.lam - per_coordinate(problem, self.rate) * move, memory)
 
 
 class SGD(_Gradient):

@@ -1,36 +1,31 @@
 """The local variables' turn, as the methods share it: by the model's own steps, or down the gradient.
 
-All of it is about one shard, whose locals come with the halo rows appended if it has a halo.
+All functions but the two dialogues are about one shard, whose locals come with halo rows appended if it has a halo.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.checks import whole
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Constrained, Coupled, offers, require
 from pdvi.core.problem import Problem
-from pdvi.solvers.conjugate import require
+from pdvi.core.solver import Dialogue, Fresh, Solver, State, Tidy, Visit
 from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
-Array = jax.Array
-PyTree = Any
-
 SETTLED = 1e-3  # largest change in a sweep, relative to the largest entry
+COUPLED = 20  # sweeps over locals that read each other, where they are optimised at every visit (the paper's number)
+PASSES = 3  # over touching shards, whose rows next to each other settle together
 FEW = 3  # sweeps: to look after each whether it was the last costs more than it saves
 
 
-def own_rows(problem: Problem, local: PyTree) -> PyTree:
-    """The shard's locals without the halo rows."""
-    if problem.halo is None:
-        return local
-    foreign = problem.halo.shape[1]
-    return jax.tree.map(lambda leaf: leaf[: leaf.shape[0] - foreign], local)
-
-
 def with_halo_of(local: PyTree, own: PyTree) -> PyTree:
-    """``own`` with the halo rows of ``local``, if it has some, appended."""
+    """Return ``own`` with the halo rows of ``local``, if it has some, appended."""
 
     def append(mine: Array, all_: Array) -> Array:
         return mine if mine.shape == all_.shape else jnp.concatenate([mine, all_[mine.shape[0] :]])
@@ -38,16 +33,21 @@ def with_halo_of(local: PyTree, own: PyTree) -> PyTree:
     return jax.tree.map(append, own, local)
 
 
-def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps: int | None, tol: float) -> PyTree:
-    """The locals after at most ``sweeps`` local steps for fixed globals and halo.
+def own_rows(problem: Problem, local: PyTree) -> PyTree:
+    """Return the shard's locals without the halo rows."""
+    foreign = problem.halo_rows
+    return jax.tree.map(lambda leaf: leaf[: leaf.shape[0] - foreign], local) if foreign else local
 
-    Fewer steps, if one moves no entry by more than ``tol`` times the largest. ``sweeps`` None: as many as the model
-    recommends (``local_sweeps``), else one, which is exact where ``local_step`` is a minimiser.
+
+def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps: int | None, tol: float) -> PyTree:
+    """Return the locals after at most ``sweeps`` local steps for fixed globals and halo.
+
+    Fewer steps, if one moves no entry by more than ``tol`` times the largest. ``sweeps`` None: 20 where locals read
+    each other, else one, which is exact where ``local_step`` is a minimiser.
     """
-    sweeps = getattr(problem.model, "local_sweeps", 1) if sweeps is None else sweeps
-    if not isinstance(sweeps, int) or sweeps < 1:
-        msg = f"`sweeps` must be a whole number of at least 1, got {sweeps!r}."
-        raise ValueError(msg)
+    if sweeps is None:
+        sweeps = COUPLED if offers(problem.model, Coupled) else 1
+    whole("sweeps", sweeps, least=1)
 
     def sweep(old: PyTree) -> PyTree:
         return with_halo_of(old, CoordinateDescent().local_step(problem, old, lam, shard))
@@ -71,9 +71,39 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
     return jax.lax.while_loop(unfinished, again, (0, local, jnp.asarray(jnp.inf, lam.dtype)))[1]
 
 
-def settled(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> PyTree:
-    """The locals near ``local`` that fit given globals: where a run goes on from globals alone."""
-    return optimise(problem, local, lam, shard, None, SETTLED)
+def settle(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    """Return the locals near ``local`` that fit given globals: a visitor, where a run goes on from globals alone."""
+    return optimise(problem, local, lam, shard, None, SETTLED), own, None
+
+
+class Recall(eqx.Module):
+    """A visitor that lets a shard keep what it would have kept at this point."""
+
+    solver: Solver
+
+    def __call__(self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the same local variables, and what is kept for them."""
+        return local, self.solver.recall(problem, lam, local, shard), None
+
+
+def resettled(problem: Problem, state: State, lam: Array) -> Dialogue[State]:
+    """Return the state with new local variables that fit ``lam``."""
+    state = yield Fresh(state)
+    for _ in range(PASSES if problem.halo_rows else 1):
+        state = yield Visit(state, settle, lam)
+    return state
+
+
+def recalled(solver: Solver, state: State) -> Dialogue[State]:
+    """Return the state with what the solver would have kept for shards whose local variables are known."""
+    state = yield Visit(state, Recall(solver), state.lam)
+    return (yield Tidy(state, solver))
+
+
+def begun(problem: Problem, solver: Solver, state: State, lam: Array, batch_size: int) -> Dialogue[State]:
+    """Return a new beginning at ``lam`` and the local variables of ``state``, which are known to fit."""
+    server = yield from solver.begin(problem, state, lam, batch_size)
+    return (yield from recalled(solver, state._replace(server=solver.settled(server))))
 
 
 def _largest_change(old: PyTree, new: PyTree) -> Array:
@@ -83,37 +113,35 @@ def _largest_change(old: PyTree, new: PyTree) -> Array:
     return largest / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
-def require_gradients(solver: Any, problem: Problem) -> None:
-    """Say what the model lacks for gradient steps on its locals.
+def require_gradients(by: str, problem: Problem) -> None:
+    """Raise if the model lacks what gradient steps on its locals need.
 
     A shard with a halo has only its share of the terms it has in common with others in its loss, so the model must
-    offer the gradient of F: ``local_gradient(local, globals_, shard)``, in the shard's own rows.
+    offer the gradient of F (`Coupled`).
     """
-    if problem.halo is not None:
-        require(solver, problem, "local_gradient")
+    if problem.halo_rows:
+        require(by, problem.model, Coupled)
 
 
 def free(problem: Problem, local: PyTree) -> PyTree:
-    """The locals as numbers without constraints; models whose locals are any real numbers offer nothing for it."""
-    offered = getattr(problem.model, "to_unconstrained", None)
-    return local if offered is None else offered(local)
+    """Return the locals as numbers without constraints; a model whose locals are any numbers offers nothing for it."""
+    return problem.model.to_unconstrained(local) if offers(problem.model, Constrained) else local
 
 
 def constrained(problem: Problem, x: PyTree, shard: PyTree) -> PyTree:
-    """The inverse of `free`."""
-    offered = getattr(problem.model, "from_unconstrained", None)
-    return x if offered is None else offered(x, shard)
+    """Return the inverse of `free`."""
+    return problem.model.from_unconstrained(x, shard) if offers(problem.model, Constrained) else x
 
 
 def gradients(problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree, Array]:
-    """x, the shard's own locals in free form; grad_x F; and grad_lam of the shard's loss."""
+    """Return x, the shard's own locals in free form; grad_x F; and grad_lam of the shard's loss."""
     x = free(problem, own_rows(problem, local))
 
     def loss(x: PyTree, lam: Array) -> Array:
         return problem.loss(with_halo_of(local, constrained(problem, x, shard)), lam, shard)
 
-    if not hasattr(problem.model, "local_gradient"):
+    if not offers(problem.model, Coupled):
         return x, *jax.grad(loss, argnums=(0, 1))(x, lam)
     _, pull_back = jax.vjp(lambda x: constrained(problem, x, shard), x)
-    by_x = pull_back(problem.model.local_gradient(local, problem.unravel(lam), shard))[0]
+    by_x: Any = pull_back(problem.model.local_gradient(local, problem.unravel(lam), shard))[0]
     return x, by_x, jax.grad(loss, argnums=1)(x, lam)

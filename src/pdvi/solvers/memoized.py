@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, require
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put, take
-from pdvi.solvers.conjugate import add, best_globals, require
-from pdvi.solvers.primal_dual.oracles import CoordinateDescent
-
-Array = jax.Array
-PyTree = Any
+from pdvi.core.solver import Solver
+from pdvi.solvers.conjugate import best_globals
+from pdvi.solvers.local_variables import optimise
 
 
-class MemoizedState(NamedTuple):
-    """The point, every shard's statistics, their sum, and which shards have been seen."""
+class Memo(NamedTuple):
+    """A shard's statistics at its last visit, and whether there was one; at the server, their sums."""
 
-    lam: Array
-    local: PyTree
-    table: PyTree
-    total: PyTree
+    statistics: PyTree
     seen: Array
 
 
-class MemoizedVB(eqx.Module):
+class MemoizedServer(NamedTuple):
+    """The globals, the sum of all shards' statistics, and how many shards have been seen."""
+
+    lam: Array
+    total: Memo
+
+
+class MemoizedVB(Solver):
     """Each visit replaces a shard's statistics in the sum (Neal, Hinton 1998; Hughes, Sudderth 2013).
 
     phi_b = argmin f_b(phi, lam),   t = t - t_b + t_b',   lam = argmin of the loss with statistics t
@@ -38,29 +40,41 @@ class MemoizedVB(eqx.Module):
 
     sweeps: int = 1
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> MemoizedState:
-        """The state before the first step."""
-        require(self, problem, "statistics", "global_step")
-        table = jax.tree.map(jnp.zeros_like, problem.map_shards(problem.model.statistics, local))
-        return MemoizedState(lam, local, table, add(table), jnp.zeros(problem.n_shards, bool))
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> MemoizedServer:
+        """Return the server's state before the first step."""
+        require(type(self).__name__, problem.model, Conjugate)
+        return MemoizedServer(lam, _nothing(problem))
 
-    def step(self, problem: Problem, state: MemoizedState, batch: Array) -> MemoizedState:
-        """Visit the shards in ``batch``."""
+    def own(self, problem: Problem, server: MemoizedServer, local: PyTree) -> Memo:
+        """Return statistics of nothing."""
+        return _nothing(problem)
 
-        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree]:
-            phi = CoordinateDescent().local_step(problem, phi, state.lam, shard)
-            return phi, problem.model.statistics(phi, shard)
+    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Memo:
+        """Return the statistics of known locals."""
+        return Memo(problem.model.statistics(local, shard), jnp.ones(()))
 
-        local = state.local
-        for _ in range(self.sweeps):
-            phi, statistics = problem.map_shards(visit, local, batch)
-            local = put(local, batch, phi)
-        change = jax.tree.map(jnp.subtract, statistics, take(state.table, batch))
-        total = jax.tree.map(jnp.add, state.total, add(change))
-        seen = state.seen.at[batch].set(True)
-        lam = jax.lax.cond(seen.all(), lambda: best_globals(problem, total), lambda: state.lam)
-        return MemoizedState(lam, local, put(state.table, batch, statistics), total, seen)
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: Memo, shard: PyTree) -> tuple:
+        """Return the locals that fit the globals, their statistics, and by how much these changed."""
+        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
+        memo = Memo(problem.model.statistics(local, shard), jnp.ones(()))
+        return local, memo, jax.tree.map(jnp.subtract, memo, own)
 
-    def tidy(self, state: MemoizedState) -> MemoizedState:
-        """The sum rebuilt from the table: in single precision the running sum drifts."""
-        return state._replace(total=add(state.table))
+    def update(self, problem: Problem, server: MemoizedServer, total: Memo, count: int, told: Array) -> MemoizedServer:
+        """Return the globals that fit the new sum of statistics, once all shards are in it."""
+        total = jax.tree.map(jnp.add, server.total, total)
+        complete = total.seen > problem.n_shards - 0.5
+        lam = jax.lax.cond(complete, lambda: best_globals(problem, total.statistics), lambda: server.lam)
+        return MemoizedServer(lam, total)
+
+    def kept(self, told: Any, own: Memo) -> Memo:
+        """Return the shard's part of the sum."""
+        return own
+
+    def refreshed(self, problem: Problem, server: MemoizedServer, total: Memo) -> MemoizedServer:
+        """Return the server with the sum rebuilt from the shards: in single precision the running sum drifts."""
+        return server._replace(total=total)
+
+
+def _nothing(problem: Problem) -> Memo:
+    shapes: Any = jax.eval_shape(problem.model.statistics, problem.local_shape(halo=True), problem.shard_shape())
+    return Memo(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.zeros(()))

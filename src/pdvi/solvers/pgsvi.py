@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, Natural, NaturalGradient, Nonconjugate, offers, require
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put
-from pdvi.solvers.conjugate import add, best_globals, require
-from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.core.solver import Solver
+from pdvi.solvers.cavi import CAVIServer
+from pdvi.solvers.conjugate import best_globals
+from pdvi.solvers.local_variables import optimise
 from pdvi.solvers.rates import check_decay
 
-Array = jax.Array
-PyTree = Any
 
-
-class PGSVIState(NamedTuple):
-    """Nothing but the point."""
-
-    lam: Array
-    local: PyTree
-
-
-class PGSVI(eqx.Module):
+class PGSVI(Solver):
     """Conjugate terms exactly, the others linearised, a KL term to stay near (Khan et al. 2015, 2016).
 
     With F = conjugate + g, m the expectation and eta the natural parameters of q(lam), estimates from a batch
@@ -46,31 +36,30 @@ class PGSVI(eqx.Module):
     rate: float = 0.1
     sweeps: int = 1
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> PGSVIState:
-        """The state before the first step."""
-        require(self, problem, "statistics", "global_step", "natural", "from_natural")
-        if hasattr(problem.model, "nonconjugate"):
-            require(self, problem, "natural_gradient")
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> CAVIServer:
+        """Return the server's state before the first step."""
+        require(type(self).__name__, problem.model, Conjugate, Natural)
+        if offers(problem.model, Nonconjugate):
+            require(type(self).__name__, problem.model, NaturalGradient)
         check_decay(self.rate, 0.0, 1.0)
-        return PGSVIState(lam, local)
+        return CAVIServer(lam)
 
-    def step(self, problem: Problem, state: PGSVIState, batch: Array) -> PGSVIState:
-        """Visit the shards in ``batch``."""
-        model = problem.model
-        globals_ = problem.unravel(state.lam)
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the locals that fit the globals, their statistics, and the slope of what these leave out."""
+        model, globals_ = problem.model, problem.unravel(told)
+        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
+        linearised = offers(model, Nonconjugate)
+        slope = jax.grad(model.nonconjugate, argnums=1)(local, globals_, shard) if linearised else None
+        return local, own, (model.statistics(local, shard), slope)
 
-        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-            phi = optimise(problem, phi, state.lam, shard, self.sweeps, 0.0)
-            linearised = hasattr(model, "nonconjugate")
-            slope = jax.grad(model.nonconjugate, argnums=1)(phi, globals_, shard) if linearised else None
-            return own_rows(problem, phi), model.statistics(phi, shard), slope
-
-        phi, *sums = problem.map_shards(visit, state.local, batch)
-        scale = problem.n_shards / batch.shape[0]
-        statistics, slope = jax.tree.map(lambda leaf: scale * leaf, add(sums))
+    def update(self, problem: Problem, server: CAVIServer, total: PyTree, count: int, told: Array) -> CAVIServer:
+        """Return the globals after a proximal step."""
+        model, globals_ = problem.model, problem.unravel(server.lam)
+        scale = problem.n_shards / count
+        statistics, slope = jax.tree.map(lambda leaf: scale * leaf, total)
         target = model.natural(problem.unravel(best_globals(problem, statistics)))
         if slope is not None:
             target = jax.tree.map(jnp.subtract, target, model.natural_gradient(globals_, slope))
         beta = self.rate
         natural = jax.tree.map(lambda old, wanted: (old + beta * wanted) / (1 + beta), model.natural(globals_), target)
-        return PGSVIState(problem.ravel(model.from_natural(natural)), put(state.local, batch, phi))
+        return CAVIServer(problem.ravel(model.from_natural(natural)))

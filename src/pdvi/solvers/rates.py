@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
+from pdvi._base.checks import positive
+from pdvi._base.types import Array
 from pdvi.core.problem import Problem
-
-Array = jax.Array
 
 
 def check_rates(problem: Problem, rate: Any, local_rate: float | None = None) -> None:
@@ -27,31 +25,25 @@ def check_rates(problem: Problem, rate: Any, local_rate: float | None = None) ->
         msg = f"`rate` must be a number or have the blocks {names}, got {sorted(rate)}."
         raise ValueError(msg)
     for value in rate.values() if isinstance(rate, Mapping) else [rate]:
-        _check("rate", value)
+        positive("rate", value)
     if local_rate is not None:
-        _check("local_rate", local_rate)
+        positive("local_rate", local_rate)
 
 
 def check_decay(rate: Any, forgetting: float, delay: float) -> None:
     """Refuse settings that `decayed` cannot use."""
-    _check("rate", rate)
-    _check("delay", delay)
+    positive("rate", rate)
+    positive("delay", delay)
     if forgetting != 0:
-        _check("forgetting", forgetting)
-
-
-def _check(name: str, value: Any) -> None:
-    if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
-        msg = f"`{name}` must be positive and finite, got {value!r}."
-        raise ValueError(msg)
+        positive("forgetting", forgetting)
 
 
 def per_coordinate(problem: Problem, rate: Any) -> Array:
-    """The rate of every entry of ``lam``."""
+    """Return the rate of every entry of ``lam``."""
     blocks = rate if isinstance(rate, Mapping) else dict.fromkeys((name for name, _ in problem.blocks), rate)
     return problem.ravel({name: jnp.broadcast_to(blocks[name], shape) for name, shape in problem.blocks})
 
 
 def decayed(rate: Any, made: Array, forgetting: float, delay: float) -> Array:
-    """Robbins-Monro: rate (t + delay)^-forgetting, with t the number of steps made; constant at forgetting 0."""
+    """Return Robbins-Monro's rate (t + delay)^-forgetting, t being the steps made; constant at forgetting 0."""
     return rate * (made + delay) ** -forgetting

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Natural, NaturalGradient, require
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put
-from pdvi.solvers.conjugate import require
-from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.core.solver import Solver
+from pdvi.solvers.local_variables import optimise
 from pdvi.solvers.rates import check_decay, decayed
-
-Array = jax.Array
-PyTree = Any
+from pdvi.solvers.svi import SVIServer
 
 
-class SNGVIState(NamedTuple):
-    """The point and the number of steps made."""
-
-    lam: Array
-    local: PyTree
-    made: Array
-
-
-class SNGVI(eqx.Module):
+class SNGVI(Solver):
     """Natural gradients by autodiff, on the globals alone (Wu, Gardner 2024).
 
     eta = eta - a_t grad_m F(lam),   F(lam) = sum_b min_phi f_b(phi, lam),   a_t = rate (t + delay)^-forgetting
@@ -46,28 +34,25 @@ class SNGVI(eqx.Module):
     sweeps: int | None = None
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> SNGVIState:
-        """The state before the first step."""
-        require(self, problem, "natural", "from_natural", "natural_gradient")
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> SVIServer:
+        """Return the server's state before the first step."""
+        require(type(self).__name__, problem.model, Natural, NaturalGradient)
         check_decay(self.rate, self.forgetting, self.delay)
-        return SNGVIState(lam, local, jnp.zeros(()))
+        return SVIServer(lam, jnp.zeros(()))
 
-    def step(self, problem: Problem, state: SNGVIState, batch: Array) -> SNGVIState:
-        """Visit the shards in ``batch``."""
-        model = problem.model
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the locals that fit the globals, and the gradient in the globals there."""
+        local = optimise(problem, local, told, shard, self.sweeps, self.tol)
+        return local, own, jax.grad(problem.loss, argnums=1)(local, told, shard)
 
-        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, Array]:
-            phi = optimise(problem, phi, state.lam, shard, self.sweeps, self.tol)
-            return own_rows(problem, phi), jax.grad(problem.loss, argnums=1)(phi, state.lam, shard)
-
-        phi, slopes = problem.map_shards(visit, state.local, batch)
-        slope = problem.n_shards / batch.shape[0] * slopes.sum(0)
-        a = decayed(self.rate, state.made, self.forgetting, self.delay)
-        globals_ = problem.unravel(state.lam)
+    def update(self, problem: Problem, server: SVIServer, total: Array, count: int, told: Array) -> SVIServer:
+        """Return the globals after a step down the natural gradient."""
+        model, globals_ = problem.model, problem.unravel(server.lam)
+        slope = problem.n_shards / count * total
+        a = decayed(self.rate, server.made, self.forgetting, self.delay)
         natural = jax.tree.map(
             lambda eta, gradient: eta - a * gradient,
             model.natural(globals_),
             model.natural_gradient(globals_, problem.unravel(slope)),
         )
-        lam = problem.ravel(model.from_natural(natural))
-        return SNGVIState(lam, put(state.local, batch, phi), state.made + 1)
+        return SVIServer(problem.ravel(model.from_natural(natural)), server.made + 1)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, Natural, require
 from pdvi.core.problem import Problem
-from pdvi.shards.stacking import put
-from pdvi.solvers.conjugate import add, best_globals, require
-from pdvi.solvers.local_variables import optimise, own_rows
+from pdvi.core.solver import Solver
+from pdvi.solvers.conjugate import best_globals
+from pdvi.solvers.local_variables import optimise
 from pdvi.solvers.rates import check_decay, decayed
 
-Array = jax.Array
-PyTree = Any
 
-
-class SVIState(NamedTuple):
-    """The point and the number of steps made."""
+class SVIServer(NamedTuple):
+    """The globals and the number of steps made."""
 
     lam: Array
-    local: PyTree
     made: Array
 
 
-class SVI(eqx.Module):
+class SVI(Solver):
     """A natural-gradient step on the globals per batch (Hoffman et al. 2013).
 
     phi_b = argmin f_b(phi, lam) for b in S,   eta' = natural parameters of the best globals for the
@@ -46,35 +43,25 @@ class SVI(eqx.Module):
     sweeps: int | None = None
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, local: PyTree, batch_size: int) -> SVIState:
-        """The state before the first step."""
-        require(self, problem, "statistics", "global_step", "natural", "from_natural")
+    def init(self, problem: Problem, lam: Array, batch_size: int) -> SVIServer:
+        """Return the server's state before the first step."""
+        require(type(self).__name__, problem.model, Conjugate, Natural)
         check_decay(self.rate, self.forgetting, self.delay)
-        return SVIState(lam, local, jnp.zeros(()))
+        return SVIServer(lam, jnp.zeros(()))
 
-    def step(self, problem: Problem, state: Any, batch: Array) -> Any:
-        """Visit the shards in ``batch``. Any state with the fields of `SVIState` will do; P2D-VI explores so."""
+    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+        """Return the locals that fit the globals, and their statistics."""
+        local = optimise(problem, local, told, shard, self.sweeps, self.tol)
+        return local, own, problem.model.statistics(local, shard)
 
-        def visit(phi: PyTree, shard: PyTree) -> tuple[PyTree, PyTree]:
-            phi, statistics = self.look(problem, phi, state.lam, shard)
-            return own_rows(problem, phi), statistics
-
-        phi, statistics = problem.map_shards(visit, state.local, batch)
-        return self.learn(problem, state, add(statistics), batch.shape[0])._replace(local=put(state.local, batch, phi))
-
-    def look(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> tuple[PyTree, PyTree]:
-        """One shard's part of a step: its locals (and the halo rows they came with), and its statistics."""
-        phi = optimise(problem, phi, lam, shard, self.sweeps, self.tol)
-        return phi, problem.model.statistics(phi, shard)
-
-    def learn(self, problem: Problem, state: Any, statistics: PyTree, count: int) -> Any:
-        """The server's part of a step, from the added statistics of ``count`` shards."""
+    def update(self, problem: Problem, server: SVIServer, total: PyTree, count: int, told: Array) -> SVIServer:
+        """Return the globals after a natural-gradient step towards those that fit the batch."""
         model, scale = problem.model, problem.n_shards / count
-        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, statistics))
-        a = jnp.minimum(1.0, decayed(self.rate, state.made, self.forgetting, self.delay))
+        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, total))
+        a = jnp.minimum(1.0, decayed(self.rate, server.made, self.forgetting, self.delay))
         natural = jax.tree.map(
             lambda old, new: (1 - a) * old + a * new,
-            model.natural(problem.unravel(state.lam)),
+            model.natural(problem.unravel(server.lam)),
             model.natural(problem.unravel(target)),
         )
-        return state._replace(lam=problem.ravel(model.from_natural(natural)), made=state.made + 1)
+        return SVIServer(problem.ravel(model.from_natural(natural)), server.made + 1)

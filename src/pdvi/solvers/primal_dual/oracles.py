@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from pdvi._base.checks import whole
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, Exact, LocalStep, offers, require
 from pdvi.core.problem import Problem
 
-Array = jax.Array
-PyTree = Any
 Objective = Callable[[Array], Array]
 
 NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searched quasi-Newton run
@@ -37,7 +38,7 @@ class Newton(eqx.Module):
     halvings: int = 60  # a flat tail makes the first step very long
 
     def minimise(self, objective: Objective, start: Array) -> Array:
-        """A minimiser of ``objective`` near ``start``."""
+        """Return a minimiser of ``objective`` near ``start``."""
         eps, tiny = jnp.finfo(start.dtype).eps, jnp.finfo(start.dtype).tiny
 
         def step(carry: tuple) -> tuple:
@@ -80,7 +81,7 @@ class LBFGS(eqx.Module):
     tol: float = 1e-7
 
     def minimise(self, objective: Objective, start: Array) -> Array:
-        """A minimiser of ``objective`` near ``start``."""
+        """Return a minimiser of ``objective`` near ``start``."""
         import optimistix as optx
 
         solver: Any = optx.LBFGS(rtol=self.tol, atol=self.tol)
@@ -112,9 +113,7 @@ class CoordinateDescent(eqx.Module):
     inner: Newton | LBFGS | None = None
 
     def __check_init__(self) -> None:
-        if not isinstance(self.sweeps, int) or self.sweeps < 1:
-            msg = f"`sweeps` must be a whole number of at least 1, got {self.sweeps!r}."
-            raise ValueError(msg)
+        whole("sweeps", self.sweeps, least=1)
 
     def __call__(
         self, problem: Problem, local: PyTree, shard: PyTree, lam0: Array, mu: Array, penalty: Array
@@ -142,12 +141,14 @@ class CoordinateDescent(eqx.Module):
         return jax.lax.while_loop(unfinished, again, carry)[1:3]
 
     def local_step(self, problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> PyTree:
-        """The local variables' turn, the globals fixed."""
-        if hasattr(problem.model, "local_step"):
+        """Return the local variables that are best for fixed globals, or better ones."""
+        if offers(problem.model, LocalStep):
             return problem.model.local_step(local, problem.unravel(lam), shard)
         flat, unflatten = ravel_pytree(local)
         if flat.size == 0:
             return local
+        if problem.halo_rows:  # a shard's loss holds half of each cut edge: to minimise it would not lower F
+            require("the generic oracle, where shards have a halo,", problem.model, LocalStep)
         return unflatten(self._minimise(lambda x: problem.loss(unflatten(x), lam, shard), flat))
 
     def global_step(
@@ -160,9 +161,9 @@ class CoordinateDescent(eqx.Module):
         mu: Array,
         penalty: Array,
     ) -> Array:
-        """The global variables' turn, the locals fixed."""
+        """Return the global variables that are best for fixed locals."""
         augmentation = problem.augmentation(lam0, mu, penalty)
-        if hasattr(problem.model, "global_step"):
+        if offers(problem.model, Conjugate):
             statistics = problem.model.statistics(local, shard)
             return problem.ravel(problem.model.global_step(statistics, augmentation))
         return self._minimise(lambda x: problem.loss(local, x, shard) + augmentation(problem.unravel(x)), lam)
@@ -172,6 +173,6 @@ class CoordinateDescent(eqx.Module):
         return inner.minimise(objective, start)
 
 
-def default_oracle(model: Any) -> JointStep | CoordinateDescent:
-    """The exact closed form if the model has one, else one sweep of coordinate descent."""
-    return JointStep() if hasattr(model, "joint_step") else CoordinateDescent()
+def default_oracle(problem: Problem) -> JointStep | CoordinateDescent:
+    """Return the exact closed form if the model has one, else one sweep of coordinate descent."""
+    return JointStep() if offers(problem.model, Exact) else CoordinateDescent()

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Curved, offers
 from pdvi.core.problem import Problem
-
-Array = jax.Array
-PyTree = Any
 
 EXACT_DIMENSION = 256  # up to here the Hessian's diagonal is computed exactly
 PROBES = 64  # above, Hutchinson probes
@@ -26,26 +24,22 @@ SAMPLED_SHARDS = 256  # autodiff curvature looks at this many shards, evenly spr
 FLOOR = 1e-4  # of the block's mean: keeps D positive where the loss is flat
 
 
-def automatic_penalty(problem: Problem, lam: Array, local: PyTree, batch_size: int, scale: float = 0.1) -> Array:
-    """D per coordinate from the curvature at the start; ``scale`` is c / (B / |S|)."""
-    return penalty_from_curvature(problem, _curvature(problem, lam, local), batch_size, scale)
-
-
-def penalty_from_curvature(problem: Problem, curvature: Array, batch_size: int, scale: float = 0.1) -> Array:
-    """The same from a curvature that is known: the mean over `curvature_shards` of `shard_curvature`."""
-    if not bool(jnp.isfinite(curvature).all()):
-        bad = [name for name, part in problem.block_slices.items() if not jnp.isfinite(curvature[part]).all()]
+def penalty_from_curvature(problem: Problem, curvature: Any, batch_size: int, scale: float) -> Array:
+    """Return D per coordinate from the mean curvature of the shards; ``scale`` is c / (B / |S|)."""
+    curvature = np.asarray(curvature, float)
+    if not np.isfinite(curvature).all():
+        bad = [name for name, part in problem.block_slices.items() if not np.isfinite(curvature[part]).all()]
         msg = (
             f"the curvature of the loss at the start is not finite in {bad}; give another `start`, "
             "or set `eta` by hand."
         )
         raise ValueError(msg)
     constant = max(1.0, scale * problem.n_shards / batch_size)
-    return constant * _floored(problem, curvature)
+    return jnp.asarray(constant * _floored(problem, curvature), jnp.result_type(float))
 
 
 def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
-    """D = 1/eta: one number, one per block, or an array of a block's shape for one per coordinate."""
+    """Return D = 1/eta: one number, one per block, or an array of a block's shape for one per coordinate."""
     if not isinstance(eta, Mapping):
         eta = {name: eta for name, _ in problem.blocks}
     names = [name for name, _ in problem.blocks]
@@ -71,16 +65,16 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
     return problem.ravel(parts).astype(jnp.result_type(float))
 
 
-def curvature_shards(problem: Problem) -> np.ndarray:
-    """The shards whose curvature is looked at: all where the model offers it, else some, evenly spread."""
-    if hasattr(problem.model, "curvature"):
-        return np.arange(problem.n_shards)
+def curvature_shards(problem: Problem) -> np.ndarray | None:
+    """Return the shards whose curvature is looked at: all (None) where the model offers it, else some of them."""
+    if offers(problem.model, Curved):
+        return None
     return np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
 
 
-def shard_curvature(problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Array:
-    """|diag grad^2_lam f_b| of one shard."""
-    if hasattr(problem.model, "curvature"):
+def curvature_reader(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> Array:
+    """Return |diag grad^2_lam f_b| of one shard: a reader."""
+    if offers(problem.model, Curved):
         return jnp.abs(problem.ravel(problem.model.curvature(local, problem.unravel(lam), shard)))
     gradient = jax.grad(lambda x: problem.loss(local, x, shard))
     if lam.size <= EXACT_DIMENSION:
@@ -89,17 +83,11 @@ def shard_curvature(problem: Problem, lam: Array, local: PyTree, shard: PyTree) 
     return jnp.abs(jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0))
 
 
-@eqx.filter_jit
-def _curvature(problem: Problem, lam: Array, local: PyTree) -> Array:
-    looked_at = jnp.asarray(curvature_shards(problem))
-    return problem.map_shards(lambda phi, shard: shard_curvature(problem, lam, phi, shard), local, looked_at).mean(0)
-
-
-def _floored(problem: Problem, curvature: Array) -> Array:
+def _floored(problem: Problem, curvature: np.ndarray) -> np.ndarray:
     everywhere = curvature.mean()
-    parts = []
+    floored = curvature.copy()
     for part in problem.block_slices.values():
         block = curvature[part]
-        typical = jnp.where(block.mean() > 0, block.mean(), jnp.where(everywhere > 0, everywhere, 1.0))
-        parts.append(jnp.maximum(block, FLOOR * typical))
-    return jnp.concatenate(parts)
+        typical = block.mean() if block.mean() > 0 else everywhere if everywhere > 0 else 1.0
+        floored[part] = np.maximum(block, FLOOR * typical)
+    return floored

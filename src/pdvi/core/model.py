@@ -1,0 +1,196 @@
+"""What a model is: three methods about one shard, and what it may offer besides.
+
+Nothing has to be inherited. An ability that a model lacks is replaced by automatic differentiation where that is
+possible; a method that cannot do without says so (`require`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from pdvi._base.types import Array, Globals, PyTree
+
+
+class Model(Protocol):
+    """The least a model must offer; everything is written for one shard.
+
+    What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `Exact`, `Curved`, `Natural`,
+    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`.
+    """
+
+    def init_global(self, key: Array) -> Mapping[str, Any]:
+        """Return the global parameters to start from: a dict of arrays, one entry per block."""
+        ...
+
+    def init_local(self, key: Array, shard: PyTree) -> PyTree:
+        """Return the local variables of one shard to start from: any pytree of arrays."""
+        ...
+
+    def loss(self, local: PyTree, globals_: Globals, shard: PyTree) -> Array:
+        """Return this shard's share of the negative ELBO, a scalar."""
+        ...
+
+
+class Augmentation(NamedTuple):
+    """What Algorithm 1 adds to a shard's loss: <dual, lam - centre> + 1/2 ||lam - centre||^2_penalty.
+
+    The fields are dicts like the globals. With penalty and dual zero nothing is added: a global step is
+    then the plain minimiser, as coordinate ascent needs it.
+    """
+
+    centre: Globals
+    dual: Globals
+    penalty: Globals
+
+    def __call__(self, globals_: Globals) -> Array:
+        """Return the value of the added terms."""
+        terms = jax.tree.map(
+            lambda lam, lam0, mu, d: jnp.sum((mu + 0.5 * d * (lam - lam0)) * (lam - lam0)),
+            globals_,
+            self.centre,
+            self.dual,
+            self.penalty,
+        )
+        return sum(jax.tree.leaves(terms), start=jnp.asarray(0.0))
+
+
+class LocalStep(Protocol):
+    """A model with its own step for the local variables."""
+
+    def local_step(self, local: PyTree, globals_: Globals, shard: PyTree) -> PyTree:
+        """Return the minimiser over the local variables for fixed globals, or one descent sweep towards it."""
+        ...
+
+
+class Conjugate(Protocol):
+    """A model whose globals have a closed-form step from statistics that add over shards."""
+
+    def statistics(self, local: PyTree, shard: PyTree) -> PyTree:
+        """Return what the globals need to know of a shard; sums over shards are the statistics of their union."""
+        ...
+
+    def global_step(self, statistics: PyTree, augmentation: Augmentation) -> Globals:
+        """Return the minimiser of the loss with these statistics plus ``augmentation(globals)``."""
+        ...
+
+
+class Exact(Protocol):
+    """A model with an exact oracle."""
+
+    def joint_step(self, local: PyTree, shard: PyTree, augmentation: Augmentation) -> tuple[PyTree, Globals]:
+        """Return the joint minimiser of ``loss + augmentation``."""
+        ...
+
+
+class Curved(Protocol):
+    """A model that knows its curvature."""
+
+    def curvature(self, local: PyTree, globals_: Globals, shard: PyTree) -> Globals:
+        """Return the diagonal of the Hessian of the loss in the globals."""
+        ...
+
+
+class Natural(Protocol):
+    """A model whose q(globals) is in an exponential family."""
+
+    def natural(self, globals_: Globals) -> Globals:
+        """Return the natural parameters of q, as a dict with the same blocks."""
+        ...
+
+    def from_natural(self, natural: Globals) -> Globals:
+        """Return the globals with these natural parameters."""
+        ...
+
+
+class NaturalGradient(Protocol):
+    """A model that turns gradients in the globals into natural ones."""
+
+    def natural_gradient(self, globals_: Globals, gradient: Globals) -> Globals:
+        """Return the gradient in the expectation parameters that belong to `Natural.natural`."""
+        ...
+
+
+class Nonconjugate(Protocol):
+    """A model with terms that its statistics leave out."""
+
+    def nonconjugate(self, local: PyTree, globals_: Globals, shard: PyTree) -> Array:
+        """Return the shard's share of these terms."""
+        ...
+
+
+class Constrained(Protocol):
+    """A model whose local variables are not any numbers (probabilities, say)."""
+
+    def to_unconstrained(self, local: PyTree) -> PyTree:
+        """Return the local variables as numbers without constraints."""
+        ...
+
+    def from_unconstrained(self, x: PyTree, shard: PyTree) -> PyTree:
+        """Return the inverse of `to_unconstrained`."""
+        ...
+
+
+class Coupled(Protocol):
+    """A model whose local variables read each other, across shards too: its loss holds half of each cut edge."""
+
+    def local_gradient(self, local: PyTree, globals_: Globals, shard: PyTree) -> PyTree:
+        """Return the gradient of F in the shard's own local variables, cut edges counted in full."""
+        ...
+
+
+class Separated(Protocol):
+    """A mixture that can tell how far apart its components are."""
+
+    def separation(self) -> Array:
+        """Return the typical squared distance between two components, in units of the noise, halved."""
+        ...
+
+
+def offers(model: Any, ability: Any) -> bool:
+    """Return whether a model has an ability: a protocol of this file."""
+    return not lacking(model, methods_of(ability))
+
+
+def require(by: str, model: Any, *abilities: Any) -> None:
+    """Raise if a model lacks one of the abilities that ``by`` needs, and name the methods."""
+    wanted = [name for ability in abilities for name in methods_of(ability)]
+    missing = lacking(model, wanted)
+    if missing:
+        kind = model if isinstance(model, type) else type(model)
+        msg = (
+            f"{by} needs a model with {', '.join(map(repr, wanted))}; {kind.__name__} lacks "
+            f"{', '.join(map(repr, missing))}. PDVI does without, and P2DVI with exploration=0."
+        )
+        raise ValueError(msg)
+
+
+def lacking(model: Any, methods: list[str]) -> list[str]:
+    """Return which of these methods a model has not."""
+    return [name for name in methods if not callable(getattr(model, name, None))]
+
+
+def methods_of(ability: Any) -> list[str]:
+    """Return the names of the methods that make an ability."""
+    return [name for name in vars(ability) if not name.startswith("_")]
+
+
+_REGISTERED: dict[str, type] = {}
+Kind = TypeVar("Kind", bound=type)
+
+
+def registered(kind: Kind) -> Kind:
+    """Let stores name this model, so that one can be opened without giving it again: a class decorator."""
+    _REGISTERED[kind.__name__] = kind
+    return kind
+
+
+def registered_model(name: str) -> type:
+    """Return the model that a store names."""
+    if name not in _REGISTERED:
+        msg = f"the store holds a model {name!r}, which is none of {sorted(_REGISTERED)}; give `model`."
+        raise ValueError(msg)
+    return _REGISTERED[name]

@@ -1,0 +1,61 @@
+"""The rows that shards read of each other, and their latest values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from pdvi._base.types import PyTree
+from pdvi.core.problem import Problem
+
+Halos = dict[int, PyTree]  # the latest halo rows of each shard; None where there are none
+
+
+class Exports:
+    """Which rows of a shard other shards read: rows sorted through all shards, so those of a shard lie together."""
+
+    def __init__(self, halo: np.ndarray, n_rows: int):
+        n_shards = len(halo)
+        self.n_rows = n_rows
+        self.slots = np.unique(halo)
+        self.position = np.searchsorted(self.slots, halo)
+        self.first = np.searchsorted(self.slots, np.arange(n_shards + 1) * n_rows)
+
+    def rows(self, b: int) -> np.ndarray:
+        """Return the rows of shard ``b`` that others read."""
+        return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
+
+
+class Boundary:
+    """The latest values of all rows that shards read of each other: they grow with the shards' outlines only."""
+
+    def __init__(self, problem: Problem):
+        self.exports = exports_of(problem)
+        if self.exports is not None:
+            size = len(self.exports.slots)
+            self.values = jax.tree.map(
+                lambda leaf: np.empty((size, *leaf.shape[1:]), leaf.dtype), problem.local_shape()
+            )
+
+    def publish(self, rows: Halos) -> None:
+        """Take the newest rows of some shards."""
+        for b, own in rows.items():
+            if self.exports is not None:
+                part = slice(self.exports.first[b], self.exports.first[b + 1])
+                jax.tree.map(lambda leaf, value, part=part: leaf.__setitem__(part, value), self.values, own)
+
+    def halos(self, shards: Iterable[int]) -> Halos:
+        """Return the rows that some shards read."""
+        if self.exports is None:
+            return dict.fromkeys(shards)
+        position = self.exports.position
+        return {b: jax.tree.map(lambda leaf, b=b: leaf[position[b]], self.values) for b in map(int, shards)}
+
+
+def exports_of(problem: Problem) -> Exports | None:
+    """Return the rows that shards read of each other; None if they do not touch."""
+    assert problem.store is not None
+    halo = problem.store.halo
+    return None if halo is None else Exports(halo, jax.tree.leaves(problem.local_shape())[0].shape[0])

@@ -1,0 +1,68 @@
+"""The one compiled loop: steps between two log points as a scan, for one run or, side by side, for several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from pdvi._base.types import Array, PyTree
+from pdvi.core.executor import traced
+from pdvi.core.problem import Problem, without_halo
+from pdvi.core.solver import Solver, State, add
+from pdvi.shards.stacking import put, take
+
+
+def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
+    """Return the state after one step: the shards in ``batch`` are visited, the others are left as they are."""
+    server = solver.before_step(problem, state.server, batch.shape[0])
+    told = solver.tell(server)
+    local, own, messages = visited(problem, solver.visit, told, state.local, state.own, batch)
+    server = solver.update(problem, server, add(messages), batch.shape[0], told)
+    return State(server, put(state.local, batch, local), put(state.own, batch, own))
+
+
+def steps(problem: Problem, solver: Solver, state: State, batches: Array) -> State:
+    """Return the state after one step per row of ``batches``; the server's sums are made anew first."""
+    if (total := folded(solver.kept, None, state.own)) is not None:
+        state = state._replace(server=solver.refreshed(problem, state.server, total))
+    return jax.lax.scan(lambda s, batch: (step(problem, solver, s, batch), None), state, batches)[0]
+
+
+run_steps = eqx.filter_jit(steps)
+
+
+@eqx.filter_jit
+def run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
+    """Return several states after the same batches; ``solvers`` and ``states`` are stacked."""
+    arrays, rest = eqx.partition(solvers, eqx.is_array)
+    return jax.vmap(lambda some, state: steps(problem, eqx.combine(some, rest), state, batches))(arrays, states)
+
+
+def side_by_side(solvers: list[Solver]) -> Any:
+    """Return solvers that differ in real-valued settings only as one, with these stacked."""
+    return stacked([traced(solver) for solver in solvers])
+
+
+def stacked(trees: list[Any]) -> Any:
+    """Return pytrees of the same structure as one, arrays stacked."""
+    return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
+
+
+def visited(problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> tuple:
+    """Return new locals, what is kept, and the messages of the shards in ``batch`` (None: all), stacked."""
+
+    def one(phi: PyTree, shard: PyTree, kept: PyTree) -> tuple:
+        new, kept, message = visitor(problem, told, phi, kept, shard)
+        return without_halo(new, rows), kept, message
+
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), local)
+    return problem.map_shards(one, local, batch, own if batch is None else take(own, batch))
+
+
+def folded(function: Any, told: Any, own: PyTree) -> PyTree:
+    """Return the sum of ``function(told, own)`` over all shards."""
+    if not jax.tree.leaves(own):
+        return function(told, own)
+    return add(jax.vmap(lambda kept: function(told, kept))(own))

@@ -1,0 +1,32 @@
+"""When a run has reached its tolerance."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+Rows = list[dict[str, Any]]  # of the trace
+
+
+def flat(rows: Rows, grad_tol: float) -> bool:
+    """Return whether the gradient in the globals is small and the objective moves no more: the locals settled too."""
+    if len(rows) < 2 or rows[-1]["grad_norm"] >= grad_tol * rows[0]["grad_norm"]:
+        return False
+    values = np.array([row["objective"] for row in rows])
+    return bool(abs(values[-1] - values[-2]) <= grad_tol * np.ptp(values[np.isfinite(values)]))
+
+
+def settled(rows: Rows, tol: float) -> bool:
+    """Return whether two changes in a row were below ``tol``, relative, between points at least an epoch apart."""
+    points = [rows[-1]]
+    for row in reversed(rows):
+        if row["event"]:
+            break
+        if points[-1]["epoch"] - row["epoch"] >= 1 - 1e-9:
+            points.append(row)
+        if len(points) == 3:
+            values = [point["objective"] for point in points]
+            return all(abs(a - b) < tol * abs(b) for a, b in pairwise(values))
+    return False
