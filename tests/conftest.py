@@ -1,5 +1,14 @@
-import jax
+import os
+from pathlib import Path
+
 import pytest
+
+# What tests compile is kept for the next run, and shared by workers and by the processes that tests start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import jax  # noqa: E402  after the settings above
 
 
 @pytest.fixture

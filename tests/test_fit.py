@@ -304,7 +304,7 @@ def test_an_interrupt_before_the_first_log_point_is_passed_on(tmp_path):
         ({"max_epochs": "a"}, "`max_epochs` must be positive and finite, got 'a'"),
         ({"max_steps": -1}, "`max_steps` must be positive and finite, got -1"),
         ({"max_seconds": -1}, "`max_seconds` must be positive and finite, got -1"),
-        ({"tol": np.nan}, "`tol` must be at least 0, got nan"),
+        ({"tol": np.nan}, "`tol` must be at least 0 and finite, got nan"),
         (
             {"checkpoint": "nowhere/run.zarr"},
             "cannot write 'nowhere/run.zarr': the folder 'nowhere' does not exist; create it",
