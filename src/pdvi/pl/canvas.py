@@ -11,6 +11,9 @@ from scipy.spatial import cKDTree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import EllipseCollection
+    from matplotlib.colors import Colormap, Normalize
 
 RASTER_ABOVE = 100_000  # spots; more are drawn as an image (a tenth of that in small panels)
 FINE = 20_000  # spots; from here on discs overlap a little
@@ -19,7 +22,15 @@ PANEL = 4.5  # inches, the height of a single map
 MARGIN = 0.03  # of the longer side
 
 
-def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols: int = 4, height: float = PANEL) -> Any:
+def panels(
+    n: int,
+    xy: np.ndarray,
+    *,
+    ax: Axes | np.ndarray | None = None,
+    extra: float = 0.0,
+    ncols: int = 4,
+    height: float = PANEL,
+) -> np.ndarray:
     """Return an array of ``n`` axes: those given, or new ones that follow the data's shape, ``extra`` inches wider."""
     if ax is not None:
         return _given(ax, n)
@@ -78,7 +89,7 @@ class Spots:
         image[~self.grid.filled] = 0
         self.grid.show(ax, image)
 
-    def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Any, norm: Any) -> Any:
+    def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Colormap, norm: Normalize) -> ScalarMappable:
         """Draw every spot in the colour of its number, a pixel in that of the mean; return what a colour bar needs."""
         if self.grid is None:
             discs = self._discs(ax, cmap=cmap, norm=norm)
@@ -87,7 +98,7 @@ class Spots:
         image = np.ma.masked_where(~self.grid.filled, self.grid.mean(numbers))
         return self.grid.show(ax, image, cmap=cmap, norm=norm)
 
-    def _discs(self, ax: Axes, **looks: Any) -> Any:
+    def _discs(self, ax: Axes, **looks: Any) -> EllipseCollection:
         from matplotlib.collections import EllipseCollection
 
         diameter = np.full(1, self.size)
@@ -152,7 +163,7 @@ class _Grid:
         total, count = (np.where(empty, _around(field), field) for field in (total, self.count))
         return total / np.maximum(count, 1e-12)
 
-    def show(self, ax: Axes, image: Any, **colors: Any) -> Any:
+    def show(self, ax: Axes, image: np.ndarray, **colors: Any) -> ScalarMappable:
         """Show an image in the units of the data; the limits of the axes stay."""
         limits = ax.get_xlim(), ax.get_ylim()
         shown = ax.imshow(image, extent=self.extent, origin="lower", interpolation="nearest", **colors)
@@ -179,7 +190,7 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
 
 
-def plain(n: int, ax: Any) -> np.ndarray:
+def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
     """Return ``n`` plain panels side by side: those given, or a new figure's."""
     if ax is None:
         import matplotlib.pyplot as plt
@@ -194,7 +205,7 @@ def plain(n: int, ax: Any) -> np.ndarray:
     return axes
 
 
-def _given(ax: Any, n: int) -> np.ndarray:
+def _given(ax: Axes | np.ndarray, n: int) -> np.ndarray:
     axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
     if len(axes) != n:
         msg = f"`ax` must be {n} axes, one for each panel, got {len(axes)}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ PANELS = {
 }
 
 
-def n_domains(adata: AnnData, *, key: str = N_DOMAINS, ax: Any = None) -> np.ndarray:
+def n_domains(adata: AnnData, *, key: str = N_DOMAINS, ax: np.ndarray | None = None) -> np.ndarray:
     """Draw stability, held-out score and ELBO of every candidate; the dashed line is the recommended number.
 
     Parameters

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from pdvi._base.atomic import check_writable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def check_figure(path: str | os.PathLike) -> Path:
@@ -23,7 +26,9 @@ def check_figure(path: str | os.PathLike) -> Path:
     return check_writable(path)
 
 
-def write_figure(axes: Any, to: str | os.PathLike | IO[bytes], *, dpi: int = 150, form: str | None = None) -> None:
+def write_figure(
+    axes: Axes | np.ndarray, to: str | os.PathLike | IO[bytes], *, dpi: int = 150, form: str | None = None
+) -> None:
     """Write the figure of some axes to a file, and close it; ``form`` is by default the file's ending."""
     import matplotlib.pyplot as plt
 

@@ -32,8 +32,8 @@ def domains(
     sample_key: str | None = None,
     size: float | None = None,
     legend: bool = True,
-    ax: Any = None,
-) -> Any:
+    ax: Axes | np.ndarray | None = None,
+) -> Axes | np.ndarray:
     """Draw a map of the domains, or of any column of labels.
 
     Parameters
@@ -92,8 +92,8 @@ def probabilities(
     sample_key: str | None = None,
     size: float | None = None,
     ncols: int = 4,
-    ax: Any = None,
-) -> Any:
+    ax: Axes | np.ndarray | None = None,
+) -> np.ndarray:
     """Draw a small map of the probability of each domain.
 
     Parameters
@@ -148,8 +148,8 @@ def entropy(
     basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
-    ax: Any = None,
-) -> Any:
+    ax: Axes | np.ndarray | None = None,
+) -> Axes | np.ndarray:
     """Draw a map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
 
     Parameters are those of `pl.domains`. The colours reach from 0 to what all but one spot in a hundred stay below.

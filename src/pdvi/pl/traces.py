@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ PANELS = {"objective": "objective (negative ELBO)", "grad_norm": "gradient norm"
 UNITS = {"epoch": "epoch", "seconds": "seconds", "step": "step"}
 
 
-def trace(adata: AnnData, *, key: str = DOMAIN, against: str = "epoch", ax: Any = None) -> np.ndarray:
+def trace(adata: AnnData, *, key: str = DOMAIN, against: str = "epoch", ax: np.ndarray | None = None) -> np.ndarray:
     """Draw the objective and the norm of its gradient during the fit; dotted lines are events, such as new noise.
 
     A start far above the rest is left out of sight, or nothing else would be seen.

@@ -23,6 +23,7 @@ from pdvi.pl.figures import write_figure
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from matplotlib.axes import Axes
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -114,7 +115,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _figure(axes: Any, what: str) -> str:
+def _figure(axes: Axes | np.ndarray, what: str) -> str:
     picture = io.BytesIO()
     write_figure(axes, picture, form="png", dpi=130)
     text = base64.b64encode(picture.getvalue()).decode()

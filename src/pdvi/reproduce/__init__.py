@@ -1,4 +1,4 @@
-"""The paper's experiments as three commands: `pdvi reproduce quadratic`, `mixture` and `embryo`."""
+"""Reproduce the paper's experiments, as three commands: `pdvi reproduce quadratic`, `mixture` and `embryo`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = {True: 2, False: 5}  # by whether the run is a quick one
 def run(
     experiment: str, out: Path, *, say: Say, seeds: int | None = None, data: Path | None = None, quick: bool = False
 ) -> list[Claim]:
-    """Run an experiment, or finish it; returns its claims with what came out."""
+    """Run an experiment, or finish it, and return its claims with what came out."""
     if data is not None and experiment != "embryo":
         msg = f"`data` is for the embryo alone, got {str(data)!r} for {experiment}; leave out --data."
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""The row of domain maps: the truth and every method, each with a part enlarged below it."""
+"""Draw the row of domain maps: the truth and every method, each with a part enlarged below it."""
 
 from __future__ import annotations
 
