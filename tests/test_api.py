@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -102,6 +103,11 @@ def test_what_a_fit_does_not_need_is_imported_later():
         early = [name for name in {later} if name in sys.modules]
         assert not early, early"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert pdvi.__version__ == project["version"]
 
 
 def test_every_public_name_is_there_and_known_to_type_checkers():

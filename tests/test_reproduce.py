@@ -428,6 +428,13 @@ def test_one_domain_is_too_few(tmp_path):
     assert isinstance(ad.read_h5ad(tmp_path / "one.h5ad"), ad.AnnData)
 
 
+def test_an_unknown_experiment_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"`experiment` must be one of .*'embryo'\), got 'runs'"):
+        reproduce.run("runs", tmp_path, say=print)
+    with pytest.raises(ValueError, match="`seeds` must be a whole number of at least 1, got 0"):
+        reproduce.run("mixture", tmp_path, say=print, seeds=0)
+
+
 def test_every_experiment_has_a_full_and_a_quick_form():
     assert reproduce.SEEDS == {True: 2, False: 5}
     assert (mixture.FULL.n, mixture.FULL.batch_size) == (100_000, 1_000)

@@ -6,11 +6,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvi._base.checks import one_of, whole
 from pdvi._base.console import Say
 
 if TYPE_CHECKING:
     from pdvi.reproduce.claims import Claim
 
+EXPERIMENTS = ("quadratic", "mixture", "embryo")
 SEEDS = {True: 2, False: 5}  # by whether the run is a quick one
 
 
@@ -21,7 +23,8 @@ def run(
     if data is not None and experiment != "embryo":
         msg = f"`data` is for the embryo alone, got {str(data)!r} for {experiment}; leave out --data."
         raise ValueError(msg)
-    seeds = SEEDS[quick] if seeds is None else seeds
+    one_of("experiment", str(experiment), EXPERIMENTS)
+    seeds = SEEDS[quick] if seeds is None else whole("seeds", seeds, least=1)
     module: Any = import_module(f"pdvi.reproduce.{experiment}")
     command = f"pdvi reproduce {experiment} --seeds {seeds}"
     command += f" --data {data.name}" if data else ""

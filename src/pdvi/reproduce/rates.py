@@ -73,8 +73,8 @@ def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
 def squared_gradients(trace: pd.DataFrame) -> np.ndarray:
     """Return the mean squared gradient norm of the iterates between T/2 and T, relative to the start.
 
-    The nonconvex theorems bound the mean up to T, which the first few steps dominate for as long as one can wait; a
-    bound of it by c/T is one of this by 2c/T.
+    There is one value for every log point. The nonconvex theorems bound the mean up to T, which the first few steps
+    dominate for as long as one can wait; a bound of it by c/T is one of this by 2c/T.
     """
     squares = trace["grad_norm"].to_numpy(float) ** 2
     sums = np.concatenate([[0.0], np.cumsum(np.where(np.isfinite(squares), squares, 0.0))])
