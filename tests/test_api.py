@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -95,14 +96,25 @@ def test_spatial_domains():
 
 def test_what_a_fit_does_not_need_is_imported_later():
     later = ("sklearn", "zarr", "scipy.stats", "optimistix", "anndata", "scanpy", "matplotlib", "distributed")
-    code = f"import sys, pdvi; early = [name for name in {later} if name in sys.modules]; assert not early, early"
+    code = f"""if True:
+        import sys, pdvi
+        assert "numpy" not in sys.modules
+        pdvi.Problem, pdvi.fit, pdvi.tune, pdvi.load_result, pdvi.P2DVI, pdvi.Newton, pdvi.Memory, pdvi.Disk
+        early = [name for name in {later} if name in sys.modules]
+        assert not early, early"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert pdvi.__version__ == project["version"]
 
 
 def test_every_public_name_is_there_and_known_to_type_checkers():
     assert {name for name in pdvi.__all__ if hasattr(pdvi, name)} == set(pdvi.__all__) <= set(dir(pdvi))
     (block,) = (node for node in ast.parse(Path(pdvi.__file__).read_text()).body if isinstance(node, ast.If))
-    seen = {alias.name for node in block.body for alias in node.names}
-    assert seen == set(pdvi._LATER)
+    seen = {alias.name: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+    assert seen == {name: where.replace(":", ".") for name, where in pdvi._LATER.items()}
+    assert sorted(seen) == sorted(pdvi.__all__)
     with pytest.raises(AttributeError, match="module 'pdvi' has no attribute 'nothing'"):
         pdvi.nothing  # noqa: B018

@@ -19,6 +19,7 @@ from pdvi._anndata import read as files
 from pdvi._base import atomic as paths
 from pdvi._base import console
 from pdvi.cli.app import main
+from pdvi.pl import figures
 
 
 def run(*arguments):
@@ -95,7 +96,7 @@ def test_a_failure_at_the_end_leaves_nothing(slide, folder, capsys, monkeypatch)
         adata.uns["domain"] = {"status": "CONVERGED"}
 
     monkeypatch.setattr(pdvi.tl, "domains", found)
-    monkeypatch.setattr(files, "write_figure", full)
+    monkeypatch.setattr(figures, "write_figure", full)
     assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3, "--plot", "map.png") == 1
     assert capsys.readouterr().err == "pdvi: [Errno 28] No space left on device\n"
     assert os.listdir(folder) == []
@@ -198,8 +199,6 @@ def test_a_file_that_cannot_be_read_is_one_line(content, message, slide, folder,
         (["-o", "out.h5ad", "--plot", "a.doc"], "cannot draw 'a.doc': the ending must be one of "),
         (["-o", "out.h5ad", "--sample-key", "no"], "'slide.h5ad': 'no' not in adata.obs"),
         (["-o", "out.h5ad", "--n-domains", "1"], "'slide.h5ad': `n_domains` must be between 2 and"),
-        ([], "Missing option"),
-        (["-o", "out.h5ad", "--n-domains", "x"], "Invalid value for '--n-domains'"),
     ],
 )
 def test_a_wrong_argument_is_one_line(arguments, message, slide, folder, capsys):
@@ -209,6 +208,42 @@ def test_a_wrong_argument_is_one_line(arguments, message, slide, folder, capsys)
     assert printed.startswith(f"pdvi: {message}")
     assert printed.count("\n") == 1
     assert os.listdir(folder) == ["slide.h5ad"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["domains", "slide.h5ad", "--n-domains", "3"], "Missing option"),
+        (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "x"], "Invalid value for '--n-domains'"),
+        (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--loud"], "No such option: --loud"),
+        (["simulate"], "Missing argument"),
+        (["reproduce", "nothing"], "Invalid value for"),
+        (["dance"], "No such command 'dance'. See pdvi --help."),
+        (["--dance"], "No such option: --dance"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, folder, capsys):
+    assert run(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pdvi: {message}")
+    assert printed.err.endswith("See pdvi --help.\n")
+    assert printed.err.count("\n") == 1
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "printed"), [("--help", "Find the spatial domains"), ("--version", f"pdvi {pdvi.__version__}\n")]
+)
+def test_help_and_version_import_nothing_that_takes_long(option, printed):
+    command = [sys.executable, "-X", "importtime", "-m", "pdvi", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+    seen = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "pdvi.cli.app" in seen
+    for name in ("jax", "numpy", "scipy", "pandas", "anndata", "scanpy", "sklearn", "matplotlib"):
+        assert name not in seen
 
 
 def test_a_place_that_cannot_be_written_is_found_before_any_work(slide, folder, capsys, monkeypatch):
@@ -263,8 +298,6 @@ def test_commands_and_help(folder, capsys):
     assert "domains" in capsys.readouterr().out
     assert run("domains", "--help") == 0
     capsys.readouterr()
-    assert run("dance") == 1
-    assert capsys.readouterr().err == "pdvi: No such command 'dance'. See pdvi --help.\n"
     (folder / "taken").touch()
     assert run("demo", "--out", "taken") == 1
     assert "it is a file; give a folder with --out" in capsys.readouterr().err

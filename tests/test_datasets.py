@@ -46,9 +46,9 @@ def test_tissue_domains_are_regions():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pdvi.datasets.quadratic(0), "`n` must be at least 1, got 0"),
+        (lambda: pdvi.datasets.quadratic(0), "`n` must be a whole number of at least 1, got 0"),
         (lambda: pdvi.datasets.quadratic(5, heterogeneity=2), "`heterogeneity` must be between 0 and 1, got 2"),
-        (lambda: pdvi.datasets.quadratic(5, condition=0.5), "`condition` must be at least 1, got 0.5"),
+        (lambda: pdvi.datasets.quadratic(5, condition=0.5), "`condition` must be at least 1 and finite, got 0.5"),
         (lambda: pdvi.datasets.mixture(10, batch_size=20), r"`batch_size` must be between 1 and .* \(10\), got 20"),
         (lambda: pdvi.datasets.mixture(bias=2), "`bias` must be between 0 and 1, got 2"),
     ],

@@ -125,8 +125,8 @@ def test_a_single_sweep_ends_with_the_globals_turn(x64):
 
 def test_closed_forms_are_used_where_they_exist(x64):
     problem = quadratic()
-    assert isinstance(default_oracle(problem.model), pdvi.JointStep)
-    assert isinstance(default_oracle(stripped(problem).model), pdvi.CoordinateDescent)
+    assert isinstance(default_oracle(problem), pdvi.JointStep)
+    assert isinstance(default_oracle(stripped(problem)), pdvi.CoordinateDescent)
     lam0, mu, penalty = subproblem(problem)
     local = np.zeros((12, 5))
     phi, lam = visit(problem, pdvi.CoordinateDescent(inner=Nudge()), lam0, mu, penalty, local)  # inner is not used

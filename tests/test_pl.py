@@ -260,8 +260,8 @@ def test_discs_just_touch_on_a_grid():
         (lambda a: pdvi.pl.probabilities(a, key="slice"), "'slice_probability' not in adata.obsm"),
         (lambda a: pdvi.pl.trace(a, key="no"), r"adata.uns\['no'\] has no trace; run pdvi.tl.domains"),
         (lambda a: pdvi.pl.trace(a, against="no"), "`against` must be one of .*, got 'no'"),
-        (lambda a: pdvi.pl.trace(a, ax=plt.subplots()[1]), "`ax` must be 2 axes, got 1"),
-        (lambda a: pdvi.pl.palette(-1), "`n` must be at least 0, got -1"),
+        (lambda a: pdvi.pl.trace(a, ax=plt.subplots()[1]), "`ax` must be 2 axes, one for each panel, got 1"),
+        (lambda a: pdvi.pl.palette(-1), "`n` must be a whole number of at least 0, got -1"),
     ],
 )
 def test_what_is_missing_is_named(call, message):

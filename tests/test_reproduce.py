@@ -413,7 +413,8 @@ def test_one_clear_line_for_what_is_wrong(tmp_path, monkeypatch, capsys, argumen
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.h5ad").write_text("not a slide")
     mosta(tmp_path / "bare.h5ad", annotated=False)
-    assert command("reproduce", *arguments) == 1
+    usage = arguments[0] == "spheres" or "--seeds" in arguments
+    assert command("reproduce", *arguments) == (2 if usage else 1)
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
@@ -426,6 +427,13 @@ def test_one_domain_is_too_few(tmp_path):
     with pytest.raises(ValueError, match="must name at least 2 domains"):
         slide.from_file(tmp_path / "one.h5ad")
     assert isinstance(ad.read_h5ad(tmp_path / "one.h5ad"), ad.AnnData)
+
+
+def test_an_unknown_experiment_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"`experiment` must be one of .*'embryo'\), got 'runs'"):
+        reproduce.run("runs", tmp_path, say=print)
+    with pytest.raises(ValueError, match="`seeds` must be a whole number of at least 1, got 0"):
+        reproduce.run("mixture", tmp_path, say=print, seeds=0)
 
 
 def test_every_experiment_has_a_full_and_a_quick_form():

@@ -82,5 +82,5 @@ def test_a_run_visits_the_shards_it_is_told_to(x64):
         sampling=Fixed(order),
         callbacks=[lambda progress: states.append(progress.state)],
     )
-    moved = np.flatnonzero(np.abs(np.asarray(states[-1].duals)).max(1))
+    moved = np.flatnonzero(np.abs(np.asarray(states[-1].own.dual)).max(1))
     assert moved.tolist() == sorted(order[:3])

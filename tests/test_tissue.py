@@ -143,7 +143,7 @@ def test_a_slide_survives_the_disk(slide, tmp_path):
         ({"cells_per_spot": 0}, "`cells_per_spot` must be a whole number of at least 1, got 0"),
         ({"mixing": 1.5}, "`mixing` must be between 0 and 1, got 1.5"),
         ({"dropout": 1}, "`dropout` must be at least 0 and below 1, got 1"),
-        ({"depth": 0}, "`depth` must be positive, got 0"),
+        ({"depth": 0}, "`depth` must be positive and finite, got 0"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -3,26 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pdvi import solvers, theory
-from pdvi._anndata.slide_store import write_store
-from pdvi.core.executor import Executor
-from pdvi.core.model import Augmentation, Model
-from pdvi.core.problem import Problem
-from pdvi.core.result import Point, Result, Status, load_result
-from pdvi.core.solver import Solver
-from pdvi.executors import Dask, Disk, Memory
-from pdvi.run import sampling
-from pdvi.run.checkpoint import Checkpoint, CheckpointWarning
-from pdvi.run.fit import Progress, fit
-from pdvi.run.running import SafeguardWarning
-from pdvi.run.tune import TuningResult, tune
-from pdvi.shards import partition
-from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
-from pdvi.solvers.primal_dual.oracles import LBFGS, CoordinateDescent, JointStep, Newton
-
 if TYPE_CHECKING:
-    from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, tl
+    from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, solvers, theory, tl
+    from pdvi._anndata.slide_store import write_store
+    from pdvi.core.executor import Executor
+    from pdvi.core.model import Augmentation, Model
+    from pdvi.core.result import Point, Result, Status, load_result
+    from pdvi.core.solver import Solver
+    from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
+    from pdvi.models import Problem
+    from pdvi.run import sampling
+    from pdvi.run.checkpoint import Checkpoint, CheckpointWarning
+    from pdvi.run.fit import Progress, fit
+    from pdvi.run.running import SafeguardWarning
+    from pdvi.run.tune import TuningResult, tune
+    from pdvi.shards import partition
+    from pdvi.solvers import CAVI, P2DVI, PDVI, PGSVI, SGD, SNGVI, SVI, Adam, ControlVariates, MemoizedVB, RMSProp
+    from pdvi.solvers.primal_dual.oracles import LBFGS, CoordinateDescent, JointStep, Newton
 
 __version__ = "0.1.0"
 
@@ -78,11 +76,58 @@ __all__ = [
     "write_store",
 ]
 
-# Imported when they are first asked for: scikit-learn takes longer than all that a fit needs.
+# Where a public name is, as "module" or "module:name". It is imported when it is first asked for: JAX, pandas and
+# scikit-learn take seconds, and `pdvi --help` needs none of them.
 _LATER = {
-    "GaussianMixture": "pdvi.mixtures.estimators",
-    "PottsMixture": "pdvi.mixtures.estimators",
-    **{name: f"pdvi.{name}" for name in ("datasets", "gr", "graphs", "metrics", "mixtures", "pl", "pp", "tl")},
+    "CAVI": "pdvi.solvers:CAVI",
+    "LBFGS": "pdvi.solvers.primal_dual.oracles:LBFGS",
+    "P2DVI": "pdvi.solvers:P2DVI",
+    "PDVI": "pdvi.solvers:PDVI",
+    "PGSVI": "pdvi.solvers:PGSVI",
+    "SGD": "pdvi.solvers:SGD",
+    "SNGVI": "pdvi.solvers:SNGVI",
+    "SVI": "pdvi.solvers:SVI",
+    "Adam": "pdvi.solvers:Adam",
+    "Augmentation": "pdvi.core.model:Augmentation",
+    "Checkpoint": "pdvi.run.checkpoint:Checkpoint",
+    "CheckpointWarning": "pdvi.run.checkpoint:CheckpointWarning",
+    "ControlVariates": "pdvi.solvers:ControlVariates",
+    "CoordinateDescent": "pdvi.solvers.primal_dual.oracles:CoordinateDescent",
+    "Dask": "pdvi.executors:Dask",
+    "Disk": "pdvi.executors:Disk",
+    "Executor": "pdvi.core.executor:Executor",
+    "GaussianMixture": "pdvi.mixtures.estimators:GaussianMixture",
+    "JointStep": "pdvi.solvers.primal_dual.oracles:JointStep",
+    "MemoizedVB": "pdvi.solvers:MemoizedVB",
+    "Memory": "pdvi.executors:Memory",
+    "Model": "pdvi.core.model:Model",
+    "Newton": "pdvi.solvers.primal_dual.oracles:Newton",
+    "Point": "pdvi.core.result:Point",
+    "PottsMixture": "pdvi.mixtures.estimators:PottsMixture",
+    "Problem": "pdvi.models:Problem",  # with it come the models that a store can name
+    "Progress": "pdvi.run.fit:Progress",
+    "RMSProp": "pdvi.solvers:RMSProp",
+    "Result": "pdvi.core.result:Result",
+    "SafeguardWarning": "pdvi.run.running:SafeguardWarning",
+    "Solver": "pdvi.core.solver:Solver",
+    "Status": "pdvi.core.result:Status",
+    "TuningResult": "pdvi.run.tune:TuningResult",
+    "datasets": "pdvi.datasets",
+    "fit": "pdvi.run.fit:fit",
+    "gr": "pdvi.gr",
+    "graphs": "pdvi.graphs",
+    "load_result": "pdvi.core.result:load_result",
+    "metrics": "pdvi.metrics",
+    "mixtures": "pdvi.mixtures",
+    "partition": "pdvi.shards.partition",
+    "pl": "pdvi.pl",
+    "pp": "pdvi.pp",
+    "sampling": "pdvi.run.sampling",
+    "solvers": "pdvi.solvers",
+    "theory": "pdvi.theory",
+    "tl": "pdvi.tl",
+    "tune": "pdvi.run.tune:tune",
+    "write_store": "pdvi._anndata.slide_store:write_store",
 }
 
 
@@ -90,8 +135,10 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    module = import_module(_LATER[name])
-    value = module if _LATER[name] == f"pdvi.{name}" else getattr(module, name)
+    module, _, attribute = _LATER[name].partition(":")
+    value: Any = import_module(module)
+    if attribute:
+        value = getattr(value, attribute)
     globals()[name] = value
     return value
 

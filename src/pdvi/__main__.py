@@ -1,4 +1,4 @@
-"""`python -m pdvi`."""
+"""Run the command line with `python -m pdvi`."""
 
 from pdvi.cli.app import main
 

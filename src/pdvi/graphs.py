@@ -6,13 +6,14 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
 
+from pdvi._base.checks import at_least, finite, positive, whole
+
 
 def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_array:
-    """Edges between k nearest neighbours: of each other (``mutual``, the paper), or of one of the two."""
+    """Join spots that are among the k nearest of each other (``mutual``, the paper), or of one of the two."""
+    coordinates = _points(coordinates)
     n = len(coordinates)
-    if not 1 <= k < n:
-        msg = f"`k` must be between 1 and the number of spots less one ({n - 1}), got {k!r}."
-        raise ValueError(msg)
+    k = whole("k", k, least=1, most=n - 1, of="the number of spots less one")
     # one more than asked for, since a spot is its own neighbour, and not always the first among duplicates
     found = np.asarray(cKDTree(coordinates).query(coordinates, k=k + 1, workers=-1)[1])
     others = found != np.arange(n)[:, None]
@@ -24,10 +25,9 @@ def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_a
 
 
 def within(coordinates: np.ndarray, radius: float) -> sp.csr_array:
-    """Edges between spots at most ``radius`` apart."""
-    if not radius > 0:
-        msg = f"`radius` must be positive, got {radius!r}."
-        raise ValueError(msg)
+    """Join spots at most ``radius`` apart."""
+    positive("radius", radius)
+    coordinates = _points(coordinates)
     pairs = cKDTree(coordinates).query_pairs(radius, output_type="ndarray")
     n = len(coordinates)
     half = sp.csr_array((np.ones(len(pairs), np.float32), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
@@ -42,11 +42,12 @@ def weights(
     *,
     tau: float = 1.0,
 ) -> sp.csr_array:
-    """The paper's edge weights, made symmetric by averaging.
+    """Return the graph with the paper's edge weights, made symmetric by averaging.
 
     r_il = |g_i . (l_l - l_i)| / (|g_i| |l_l - l_i|) + tau (cos(x_i, x_l) + 1); without a flow, or where it is
     zero, the first term is left out.
     """
+    at_least("tau", tau)
     edges = sp.coo_array(sp.csr_array(graph))
     i, j = edges.row, edges.col
     norms = np.linalg.norm(X, axis=1, keepdims=True)
@@ -64,10 +65,10 @@ def weights(
 
 
 def along_flow(coordinates: np.ndarray, flow: np.ndarray, *, length: float, width: float) -> sp.csr_array:
-    """Edges to the spots in a rectangle around each spot, aligned with its flow; a disc where the flow is zero."""
-    if not (length > 0 and width > 0):
-        msg = f"`length` and `width` must be positive, got {length!r} and {width!r}."
-        raise ValueError(msg)
+    """Join every spot to those in a rectangle aligned with its flow; in a disc where the flow is zero."""
+    positive("length", length)
+    positive("width", width)
+    coordinates = _points(coordinates)
     candidates = sp.coo_array(within(coordinates, float(np.hypot(length, width))))
     i, j = candidates.row, candidates.col
     norm = np.linalg.norm(flow, axis=1, keepdims=True)
@@ -84,14 +85,15 @@ def along_flow(coordinates: np.ndarray, flow: np.ndarray, *, length: float, widt
 
 
 def flow_direction(coordinates: np.ndarray, labels: np.ndarray, *, n_neighbors: int = 100) -> np.ndarray:
-    """The unit direction along which labels do not change, spot by spot: a local Fisher discriminant.
+    """Estimate the direction along which labels do not change, spot by spot: a local Fisher discriminant.
 
     Among the nearest spots, with W the scatter of positions within labels and S that between the labels' mean
     positions, labels change most along the first eigenvector of W^-1 S; the flow is perpendicular to it.
-    Zero where the neighbourhood has one label.
+    Directions have length 1; they are zero where the neighbourhood has one label.
     """
+    coordinates = _points(coordinates)
     n = len(coordinates)
-    k = min(n_neighbors, n)
+    k = min(whole("n_neighbors", n_neighbors, least=1), n)
     index = np.asarray(cKDTree(coordinates).query(coordinates, k=k, workers=-1)[1]).reshape(n, k)
     direction = np.zeros((n, 2))
     for rows in np.array_split(np.arange(n), max(1, n // 20_000)):  # bounds the memory of the gathered neighbourhoods
@@ -112,3 +114,11 @@ def flow_direction(coordinates: np.ndarray, labels: np.ndarray, *, n_neighbors: 
         direction[rows[mixed]] = np.stack([-first[mixed, 1], first[mixed, 0]], 1)
     norm = np.linalg.norm(direction, axis=1, keepdims=True)
     return np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
+
+
+def _points(coordinates: np.ndarray) -> np.ndarray:
+    points = np.asarray(coordinates)
+    if points.ndim != 2:
+        msg = f"`coordinates` must have a row for each spot, got shape {points.shape}; give a matrix."
+        raise ValueError(msg)
+    return finite("coordinates", points, "remove these spots")

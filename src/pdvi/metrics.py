@@ -1,4 +1,4 @@
-"""How good an answer is: agreement of labels, distance between mixtures."""
+"""Measures of how good an answer is: agreement of labels, distance between mixtures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 
 def ari(truth: np.ndarray, labels: np.ndarray) -> float:
-    """Adjusted Rand index: 1 for equal partitions, about 0 for unrelated ones."""
+    """Return the adjusted Rand index: 1 for equal partitions, about 0 for unrelated ones."""
     return float(adjusted_rand_score(truth, labels))
 
 
 def nmi(truth: np.ndarray, labels: np.ndarray) -> float:
-    """Normalised mutual information, arithmetic mean."""
+    """Return the normalised mutual information (arithmetic mean): 1 for equal partitions, 0 for unrelated ones."""
     return float(normalized_mutual_info_score(truth, labels))
 
 
 def bures(
     means: np.ndarray, covariances: np.ndarray, other_means: np.ndarray, other_covariances: np.ndarray
 ) -> np.ndarray:
-    """Squared Wasserstein-2 distances between all pairs of Gaussians.
+    """Return the squared Wasserstein-2 distances between all pairs of Gaussians.
 
     Covariances are variances per feature (components, d), or matrices (components, d, d); the same for both sides.
 
@@ -43,7 +43,7 @@ def bures(
 def wasserstein_matched(
     means: np.ndarray, covariances: np.ndarray, other_means: np.ndarray, other_covariances: np.ndarray
 ) -> float:
-    """Root mean squared Wasserstein-2 distance between components, matched one to one (equal weights)."""
+    """Return the root mean squared Wasserstein-2 distance of components matched one to one (equal weights)."""
     cost = bures(means, covariances, other_means, other_covariances)
     return float(np.sqrt(max(cost[linear_sum_assignment(cost)].mean(), 0.0)))
 
@@ -56,7 +56,7 @@ def wasserstein_transport(
     other_covariances: np.ndarray,
     other_weights: np.ndarray,
 ) -> float:
-    """The Wasserstein-2 distance among mixtures: optimal transport between weighted components."""
+    """Return the Wasserstein-2 distance among mixtures: optimal transport between weighted components."""
     cost = bures(means, covariances, other_means, other_covariances)
     rows, columns = cost.shape
     sums = np.zeros((rows + columns, rows * columns))
@@ -70,6 +70,6 @@ def wasserstein_transport(
 
 
 def matched_mean_error(means: np.ndarray, truth: np.ndarray) -> float:
-    """Mean distance of the component means from the true ones, matched one to one."""
+    """Return the mean distance of the component means from the true ones, matched one to one."""
     distance = np.linalg.norm(np.asarray(means)[:, None] - np.asarray(truth)[None], axis=-1)
     return float(distance[linear_sum_assignment(distance)].mean())

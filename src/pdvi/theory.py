@@ -10,15 +10,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pdvi._base.checks import at_most, positive, whole
+
 
 def convex_eta(*, L: float) -> float:
-    """The largest eta with rate O(1/T) for convex, L-smooth losses: 1 / (22 L)."""
+    """Return the largest eta with rate O(1/T) for convex, L-smooth losses: 1 / (22 L)."""
     _positive(L=L)
     return 1 / (22 * L)
 
 
 def strongly_convex_eta(*, L: float, mu: float, n: int, m: int) -> float:
-    """The largest eta with linear rate: min{ 1/(200 L), 1/(2 mu), m / (8 mu (n - m)) }."""
+    """Return the largest eta with linear rate: min{ 1/(200 L), 1/(2 mu), m / (8 mu (n - m)) }."""
     _positive(L=L, mu=mu)
     _batch(n, m)
     third = m / (8 * mu * (n - m)) if m < n else math.inf
@@ -26,13 +28,13 @@ def strongly_convex_eta(*, L: float, mu: float, n: int, m: int) -> float:
 
 
 def strongly_convex_rate(*, mu: float, eta: float) -> float:
-    """The factor per step of the bound: 1 / (1 + mu eta)."""
+    """Return the factor per step of the bound: 1 / (1 + mu eta)."""
     _positive(mu=mu, eta=eta)
     return 1 / (1 + mu * eta)
 
 
 def strongly_convex_constants(*, L: float, mu: float, n: int, m: int, eta: float) -> tuple[float, float]:
-    """c1 and c2 of the strongly convex lemma.
+    """Return c1 and c2 of the strongly convex lemma.
 
     r (E|gamma_t - lam*|^2 + c1 G_t) <= E|gamma_{t-1} - lam*|^2 + c1 G_{t-1} - c2 E[f - f*],  r = 1 + mu eta.
     """
@@ -45,7 +47,7 @@ def strongly_convex_constants(*, L: float, mu: float, n: int, m: int, eta: float
 
 
 def nonconvex_eta(*, L: float, mu: float, n: int, m: int) -> float:
-    """The largest eta with mean squared gradient O(1/T), for losses mu-strongly convex in phi alone.
+    """Return the largest eta with mean squared gradient O(1/T), for losses mu-strongly convex in phi alone.
 
     min{ 1 / (2 sqrt2 L sqrt(1 + 2k)), w / (256 L (1 + k)) },  k = L^2/mu^2,  w = m/n.
     """
@@ -75,7 +77,7 @@ class BlockConstants:
 def block_constants(
     eta: Mapping[str, float], L_blocks: Mapping[str, float], *, L_phi: float, mu: float, n: int, m: int
 ) -> BlockConstants:
-    """The block lemma's constants for one eta per block, and whether its three conditions hold."""
+    """Return the block lemma's constants for one eta per block, and whether its three conditions hold."""
     if set(eta) != set(L_blocks):
         msg = f"`eta` and `L_blocks` must name the same blocks, got {sorted(eta)} and {sorted(L_blocks)}."
         raise ValueError(msg)
@@ -108,14 +110,12 @@ def block_constants(
 def block_eta(
     L_blocks: Mapping[str, float], *, L_phi: float, mu: float, n: int, m: int, margin: float = 0.99
 ) -> dict[str, float]:
-    """Admissible step sizes proportional to 1/L_j: ``margin`` times the largest the block lemma allows."""
+    """Return admissible step sizes proportional to 1/L_j: ``margin`` times the largest the block lemma allows."""
     if not L_blocks:
         msg = "`L_blocks` must name at least one block, got none."
         raise ValueError(msg)
     _positive(margin=margin, **{f"L_blocks[{j!r}]": value for j, value in L_blocks.items()})
-    if margin > 1:
-        msg = f"`margin` must be at most 1, got {margin!r}."
-        raise ValueError(msg)
+    at_most("margin", margin, 1)
 
     def sizes(scale: float) -> dict[str, float]:
         return {j: scale / value for j, value in L_blocks.items()}
@@ -135,12 +135,8 @@ def block_eta(
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            msg = f"`{name}` must be positive and finite, got {value!r}."
-            raise ValueError(msg)
+        positive(name, value)
 
 
 def _batch(n: int, m: int) -> None:
-    if not 1 <= m <= n:
-        msg = f"`m` must be between 1 and the number of shards ({n}), got {m!r}."
-        raise ValueError(msg)
+    whole("m", m, least=1, most=whole("n", n, least=1), of="the number of shards")

@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
-SPATIAL = "spatial"
+from pdvi._anndata.keys import SPATIAL
+from pdvi._base.checks import instance, key_in
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+FIT = ("params", "status", "elbo", "trace")  # what `tl.domains` notes in uns
+MAKES_DOMAINS = "run pdvi.tl.domains(adata, n_domains) first"
 
 
-def coordinates_of(adata: Any, key: str = SPATIAL) -> np.ndarray:
-    """The finite coordinates of all spots."""
-    if key not in adata.obsm:
-        msg = f"{key!r} not in adata.obsm (it has {sorted(adata.obsm)}); put the spots' coordinates there."
-        raise ValueError(msg)
+def check_adata(adata: AnnData) -> AnnData:
+    """Return ``adata`` if it is an AnnData; otherwise say how to get one from what was given."""
+    from anndata import AnnData
+
+    return instance("adata", adata, AnnData, "an AnnData", _way_to_adata(adata))
+
+
+def _way_to_adata(given: Any) -> str:
+    # by name: neither library is needed here, and whoever has such an object has imported it
+    kind = type(given).__name__
+    if kind == "SpatialData":
+        return "give its table, sdata.tables[name], with the coordinates in obsm['spatial']"
+    if kind == "MuData":
+        return "give one of its modalities, mdata[name]"
+    if kind in {"str", "PosixPath", "WindowsPath"}:
+        return "read the file first with anndata.read_h5ad(path)"
+    return "make one with anndata.AnnData(counts, obsm={'spatial': coordinates})"
+
+
+def to_change(adata: AnnData, *, copy: bool) -> AnnData:
+    """Return the AnnData that a facade writes to: ``adata`` itself, or a copy of it."""
+    if not copy:
+        return check_adata(adata)
+    return adata.to_memory() if check_adata(adata).isbacked else adata.copy()
+
+
+def coordinates_of(adata: AnnData, key: str = SPATIAL) -> np.ndarray:
+    """Return the coordinates of all spots, all columns, finite."""
+    key_in(check_adata(adata).obsm, key, "adata.obsm", "put the spots' coordinates there")
     coordinates = np.asarray(adata.obsm[key], float)
     if coordinates.ndim != 2 or coordinates.shape[1] < 2:
         msg = f"adata.obsm[{key!r}] must have at least two columns, got shape {coordinates.shape}."
@@ -27,11 +59,9 @@ def coordinates_of(adata: Any, key: str = SPATIAL) -> np.ndarray:
     return coordinates
 
 
-def features_of(adata: Any, key: str, maker: str) -> np.ndarray:
-    """A finite feature matrix in obsm."""
-    if key not in adata.obsm:
-        msg = f"{key!r} not in adata.obsm (it has {sorted(adata.obsm)}); run {maker} first."
-        raise ValueError(msg)
+def features_of(adata: AnnData, key: str, maker: str) -> np.ndarray:
+    """Return the finite feature matrix ``obsm[key]``; ``maker`` is the call that would make it."""
+    key_in(check_adata(adata).obsm, key, "adata.obsm", f"run {maker} first")
     features = np.asarray(adata.obsm[key], np.float32)
     if not np.isfinite(features).all():
         msg = (
@@ -41,13 +71,11 @@ def features_of(adata: Any, key: str, maker: str) -> np.ndarray:
     return features
 
 
-def samples_of(adata: Any, key: str | None) -> np.ndarray:
-    """The sample of every spot, numbered from 0; all 0 without a key."""
+def samples_of(adata: AnnData, key: str | None) -> np.ndarray:
+    """Return the sample of every spot, numbered from 0; all 0 without a key."""
     if key is None:
-        return np.zeros(adata.n_obs, int)
-    if key not in adata.obs:
-        msg = f"{key!r} not in adata.obs (it has {sorted(adata.obs)}); give the column that tells samples apart."
-        raise ValueError(msg)
+        return np.zeros(check_adata(adata).n_obs, int)
+    key_in(check_adata(adata).obs, key, "adata.obs", "give the column that tells samples apart")
     column = adata.obs[key]
     if column.isna().any():
         msg = f"adata.obs[{key!r}] must name a sample for every spot; {int(column.isna().sum())} are missing."
@@ -55,12 +83,26 @@ def samples_of(adata: Any, key: str | None) -> np.ndarray:
     return np.unique(column.astype(str).to_numpy(), return_inverse=True)[1]
 
 
-def counts_of(adata: Any, layer: str | None) -> Any:
-    """A float32 copy of the expression matrix, checked."""
-    if layer is not None and layer not in adata.layers:
-        msg = f"{layer!r} not in adata.layers (it has {sorted(adata.layers)})."
+def fit_of(adata: AnnData, key: str) -> Mapping[str, Any]:
+    """Return what `tl.domains` noted in ``uns[key]``; other tools' entries of that name are refused."""
+    uns = check_adata(adata).uns
+    if not _is_fit(uns.get(key)):
+        fits = [str(name) for name in uns if _is_fit(uns[name])]
+        other = f"give one of {fits}" if fits else MAKES_DOMAINS
+        msg = f"`key` must name a fit of pdvi.tl.domains in adata.uns, got {key!r}; {other}."
         raise ValueError(msg)
-    if adata.n_obs < 2:
+    return uns[key]
+
+
+def _is_fit(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and all(name in entry for name in FIT)
+
+
+def counts_of(adata: AnnData, layer: str | None) -> Any:
+    """Return a checked float32 copy of the expression matrix, sparse or dense as it is."""
+    if layer is not None:
+        key_in(check_adata(adata).layers, layer, "adata.layers", "name the layer with the counts, or none for adata.X")
+    if check_adata(adata).n_obs < 2:
         msg = f"adata must have at least 2 spots, got {adata.n_obs}."
         raise ValueError(msg)
     if adata.n_vars < 1:
@@ -84,7 +126,7 @@ def counts_of(adata: Any, layer: str | None) -> Any:
 
 
 def is_sparse(matrix: Any) -> bool:
-    """Whether a matrix is stored sparsely."""
+    """Return whether a matrix is stored sparsely."""
     return bool(sp.issparse(matrix))
 
 

@@ -1,22 +1,23 @@
-"""Slides and figures on disk: read with one clear message when it fails."""
+"""Read slides from disk, with one clear message when it fails."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdvi._anndata.checks import coordinates_of
-from pdvi._base.atomic import check_writable
+from pdvi._anndata.keys import SPATIAL
+from pdvi._base.checks import instance
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
 
-def read_slide(path: str | os.PathLike) -> AnnData:
+def read_slide(path: str | os.PathLike, *, spatial_key: str = SPATIAL) -> AnnData:
     """Read an h5ad file, and check what can be checked before any work: spots, coordinates, unique gene names."""
-    path = Path(path)
+    path = Path(instance("path", path, (str, os.PathLike), "the path of an h5ad file"))
     if not path.exists():
         msg = f"no file at {str(path)!r}; give the path of an h5ad file."
         raise FileNotFoundError(msg)
@@ -37,14 +38,14 @@ def read_slide(path: str | os.PathLike) -> AnnData:
             msg = f"{str(path)!r} is not an h5ad file, or it is damaged or truncated ({reason}); write it again."
             raise ValueError(msg) from error
     try:
-        _check_slide(adata)
+        _check_slide(adata, spatial_key)
     except ValueError as error:
         msg = f"{str(path)!r}: {error}"
         raise ValueError(msg) from error
     return adata
 
 
-def _check_slide(adata: AnnData) -> None:
+def _check_slide(adata: AnnData, spatial_key: str) -> None:
     if adata.n_obs < 2:
         msg = f"a slide must have at least 2 spots, got {adata.n_obs}."
         raise ValueError(msg)
@@ -52,28 +53,4 @@ def _check_slide(adata: AnnData) -> None:
         names = adata.var_names[adata.var_names.duplicated()]
         msg = f"gene names must be unique, but {names[0]!r} is there twice; call adata.var_names_make_unique()."
         raise ValueError(msg)
-    coordinates_of(adata)
-
-
-def check_figure(path: str | os.PathLike) -> Path:
-    """As `check_writable`, with an ending that matplotlib can draw."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    path = Path(path)
-    formats = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix.lower().removeprefix(".") not in formats:
-        msg = f"cannot draw {str(path)!r}: the ending must be one of {', '.join(formats)}."
-        raise ValueError(msg)
-    return check_writable(path)
-
-
-def write_figure(axes: Any, path: str | os.PathLike, *, dpi: int = 150) -> None:
-    """Write the figure of some axes, and close it."""
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
-    try:
-        figure.savefig(path, dpi=dpi)
-    finally:
-        plt.close(figure)
+    coordinates_of(adata, spatial_key)

@@ -5,7 +5,7 @@ Every function returns the value it was given, in the type that the caller works
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,12 +15,32 @@ T = TypeVar("T")
 
 def whole(name: str, value: Any, *, least: int = 0, most: int | None = None, of: str = "") -> int:
     """Return ``value`` if it is a whole number between ``least`` and ``most``; ``of`` says what ``most`` is."""
-    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not fits or value < least or (most is not None and value > most):
-        where = f" of at least {least}" if most is None else f" between {least} and {_named(most, of)}"
-        msg = f"`{name}` must be a whole number{where}, got {value!r}."
-        raise ValueError(msg)
-    return int(value)
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if is_whole and value >= least and (most is None or value <= most):
+        return int(value)
+    if most is None:
+        msg = f"`{name}` must be a whole number of at least {least}, got {value!r}."
+    else:
+        remedy = "" if is_whole else "; give a whole number"
+        msg = f"`{name}` must be between {least} and {_named(most, of)}, got {value!r}{remedy}."
+    raise ValueError(msg)
+
+
+def wholes(name: str, values: Any, *, n: int, least: int = 0) -> tuple[int, ...]:
+    """Return ``values`` as a tuple if they are ``n`` whole numbers of at least ``least``."""
+    listed = tuple(values) if isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) else ()
+    try:
+        if len(listed) == n:
+            return tuple(whole(name, value, least=least) for value in listed)
+    except ValueError:
+        pass  # said below, with all of them
+    msg = f"`{name}` must be {n} whole numbers of at least {least}, got {values!r}."
+    raise ValueError(msg)
+
+
+def seed(name: str, value: Any) -> int:
+    """Return ``value`` if it is a seed that NumPy, scikit-learn and JAX all take."""
+    return whole(name, value, most=2**32 - 1)
 
 
 def positive(name: str, value: Any) -> float:
@@ -39,6 +59,22 @@ def at_least(name: str, value: Any, least: float = 0.0) -> float:
     return value
 
 
+def at_most(name: str, value: Any, most: float) -> float:
+    """Return ``value`` if it is a number of at most ``most``."""
+    if not _is_number(value) or not value <= most:
+        msg = f"`{name}` must be at most {most:g}, got {value!r}."
+        raise ValueError(msg)
+    return value
+
+
+def share(name: str, value: Any, *, below_one: bool = False) -> float:
+    """Return ``value`` if it is a number between 0 and 1; ``below_one`` leaves out 1 itself."""
+    if not _is_number(value) or not 0 <= value <= 1 or (below_one and value == 1):
+        msg = f"`{name}` must be {'at least 0 and below 1' if below_one else 'between 0 and 1'}, got {value!r}."
+        raise ValueError(msg)
+    return value
+
+
 def one_of(name: str, value: T, options: Collection[T]) -> T:
     """Return ``value`` if it is one of ``options``."""
     if value not in options:
@@ -47,11 +83,11 @@ def one_of(name: str, value: T, options: Collection[T]) -> T:
     return value
 
 
-def instance(name: str, value: T, kinds: type | tuple[type, ...], wanted: str) -> T:
+def instance(name: str, value: T, kinds: type | tuple[type, ...], wanted: str, remedy: str = "") -> T:
     """Return ``value`` if it is of one of these kinds; ``wanted`` says in words what is."""
     if not isinstance(value, kinds):
-        given = value.__name__ + " itself" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
-        msg = f"`{name}` must be {wanted}, got {given}."
+        given = value.__name__ + " itself" if isinstance(value, type) else f"{type(value).__name__} {_short(value)}"
+        msg = f"`{name}` must be {wanted}, got {given}{f'; {remedy}' if remedy else ''}."
         raise TypeError(msg)
     return value
 
@@ -65,9 +101,23 @@ def finite(name: str, array: np.ndarray, remedy: str = "remove or impute them") 
     return array
 
 
+def key_in(where: Collection[str], key: str, place: str, remedy: str) -> str:
+    """Return ``key`` if ``where`` has it; otherwise say what is there, and the remedy (``run f(x) first``)."""
+    if not isinstance(key, str) or key not in where:
+        msg = f"{key!r} not in {place} (it has {sorted(map(str, where))}); {remedy}."
+        raise ValueError(msg)
+    return key
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _named(most: int, of: str) -> str:
     return f"{of} ({most})" if of else str(most)
+
+
+def _short(value: Any) -> str:
+    """The first characters of a value's text, on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

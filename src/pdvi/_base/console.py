@@ -1,4 +1,4 @@
-"""What the commands say while they work."""
+"""Tell on the console what a command does while it works."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Protocol
 
 
 class Say(Protocol):
-    """Tells what is being done, and, where it is known, which share of the whole is behind."""
+    """A function that tells what is being done, and, where it is known, which share of the whole is behind."""
 
     def __call__(self, line: str, done: float | None = None, /) -> None:
-        """Show a line, and how far the bar is."""
+        """Show a line, and move the bar to ``done`` (between 0 and 1)."""
 
 
 # of libraries: nothing a user can mend
@@ -24,7 +24,7 @@ NOISE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWar
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Say]:
-    """A function that tells what is being done: a bar under it on a terminal, a plain line in a log.
+    """Give a function that tells what is being done: lines over a bar on a terminal, plain lines in a log.
 
     Warnings become lines too. All goes to stdout, so that stderr holds nothing but an error; with ``quiet`` nothing is
     written.

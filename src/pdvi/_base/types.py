@@ -1,4 +1,4 @@
-"""Names of types, once for all files."""
+"""Define the names of types, once for all files."""
 
 from __future__ import annotations
 

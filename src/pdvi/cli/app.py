@@ -1,17 +1,17 @@
-"""The command line: thin, one function per command."""
+"""The command line: one thin function per command. What takes long to import is imported inside them."""
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from pdvi import __version__
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -20,8 +20,17 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless s
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"pdvi {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)]
+
+
 @app.callback()
-def _options(debug: Debug = False) -> None:
+def _options(version: Version = False, debug: Debug = False) -> None:
     """Spatial domains, and large-scale variational inference by primal-dual optimisation."""
 
 
@@ -77,12 +86,14 @@ def domains(
     with progress(quiet=quiet) as say:
         from pdvi import pl, tl
         from pdvi import report as reports
+        from pdvi._anndata import keys
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
+        from pdvi.pl import figures
 
         paths.check_writable(output)
         if plot is not None:
-            files.check_figure(plot)
+            figures.check_figure(plot)
         if report is not None:
             paths.check_writable(report)
         say(f"reading {slide}")
@@ -93,14 +104,14 @@ def domains(
         except ValueError as error:
             msg = f"{str(slide)!r}: {error}"
             raise ValueError(msg) from error
-        say(adata.uns["domain"]["status"])
+        say(adata.uns[keys.DOMAIN]["status"])
         _without_windows()
         with ExitStack() as stack:  # all files take their names at the end, or none does
             places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
             adata.write_h5ad(places[output])
             if plot is not None:
-                files.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
+                figures.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
             if report is not None:
                 reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
         say("done")
@@ -137,7 +148,7 @@ def simulate(
 
 
 class Experiment(StrEnum):
-    """What `pdvi reproduce` can do."""
+    """The experiments that `pdvi reproduce` knows."""
 
     QUADRATIC = "quadratic"
     MIXTURE = "mixture"
@@ -187,9 +198,12 @@ def reproduce(
 @app.command()
 def info(debug: Debug = False) -> None:
     """Print versions, devices and the compilation cache, for a bug report."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
     import jax
 
-    lines = {"pdvi": version("pdvi"), "Python": platform.python_version(), "platform": platform.platform()}
+    lines = {"pdvi": __version__, "Python": platform.python_version(), "platform": platform.platform()}
     for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
         try:
             lines[name] = version(name)
@@ -203,7 +217,10 @@ def info(debug: Debug = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit code 0, or 1 with one line that names the cause and the remedy; a traceback only with --debug."""
+    """Run a command and exit: with 0, with 2 for wrong usage, or with 1 and one line of cause and remedy.
+
+    A traceback is shown only with --debug.
+    """
     arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     try:
         code = app(arguments, prog_name="pdvi", standalone_mode=False)
@@ -211,12 +228,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         print(f"pdvi: {_line(error)}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if _is_usage(error) else 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _is_usage(error: Exception) -> bool:
+    """Whether the command line itself is wrong: an unknown option, a missing argument."""
+    return hasattr(error, "format_message")  # click's; typer has a copy of it, or not, depending on its version
+
+
 def _line(error: Any) -> str:
-    if hasattr(error, "format_message"):  # of the command line itself: an unknown option, a missing argument
+    if _is_usage(error):
         return f"{_one_line(error.format_message())} See pdvi --help."
     if isinstance(error, MemoryError):
         return "not enough memory; use fewer spots or genes."

@@ -1,4 +1,4 @@
-"""Simulated problems and data."""
+"""Simulated problems, mixtures and tissues, with a known truth."""
 
 from pdvi.datasets.problems import (
     MixtureData,

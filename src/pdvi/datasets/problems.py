@@ -1,4 +1,4 @@
-"""Simulated problems and data."""
+"""Simulate problems of the paper, mixtures, and tissues at feature level."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
+from pdvi._base import checks
 from pdvi.core.problem import Problem
 from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
 from pdvi.models import Quadratic, Quartic, TanhRegression
@@ -24,7 +25,7 @@ def quadratic(
     nonconvexity: float = 0.0,
     seed: int = 0,
 ) -> Problem:
-    """The paper's quadratic: n shards x' Q_b x + v_b' x, x = (phi_b, lam), each Q_b with one condition number.
+    """Simulate the paper's quadratic: n shards x' Q_b x + v_b' x, x = (phi_b, lam), each Q_b with one condition number.
 
     Q_b = P_b diag(s) P_b', where s runs geometrically from 1/condition to 1 and is dealt out so that local and
     global coordinates both span the whole range, and P_b is the orthogonal factor of h I + (1 - h) G_b with
@@ -39,15 +40,12 @@ def quadratic(
         adds to every global-global part of Q_b a random symmetric matrix of this size that cancels over
         pairs of shards: single shards become nonconvex in lam, the sum stays strongly convex.
     """
-    if n < 1:
-        msg = f"`n` must be at least 1, got {n!r}."
-        raise ValueError(msg)
-    if not 0 <= heterogeneity <= 1:
-        msg = f"`heterogeneity` must be between 0 and 1, got {heterogeneity!r}."
-        raise ValueError(msg)
-    if condition < 1:
-        msg = f"`condition` must be at least 1, got {condition!r}."
-        raise ValueError(msg)
+    _sizes(n=n, dim_local=dim_local, dim_global=dim_global)
+    checks.share("heterogeneity", heterogeneity)
+    checks.at_least("condition", condition, 1)
+    checks.at_least("linear", linear)
+    checks.at_least("nonconvexity", nonconvexity)
+    checks.seed("seed", seed)
     rng = np.random.default_rng(seed)
     dim = dim_local + dim_global
     values = np.geomspace(1 / condition, 1, dim)
@@ -67,7 +65,9 @@ def quadratic(
 
 
 def quartic(n: int = 100, *, dim_global: int = 3, seed: int = 0) -> Problem:
-    """A convex problem that is not strongly convex; its optimum, of value 0, is at the origin."""
+    """Simulate a convex problem that is not strongly convex; its optimum, of value 0, is at the origin."""
+    _sizes(n=n, dim_global=dim_global)
+    checks.seed("seed", seed)
     rng = np.random.default_rng(seed)
     return Problem(
         Quartic(dim_global),
@@ -76,7 +76,9 @@ def quartic(n: int = 100, *, dim_global: int = 3, seed: int = 0) -> Problem:
 
 
 def tanh_regression(n: int = 100, *, dim_global: int = 3, dim_local: int = 2, seed: int = 0) -> Problem:
-    """A nonconvex problem, strongly convex in its local variables."""
+    """Simulate a nonconvex problem that is strongly convex in its local variables."""
+    _sizes(n=n, dim_global=dim_global, dim_local=dim_local)
+    checks.seed("seed", seed)
     rng = np.random.default_rng(seed)
     A = rng.standard_normal((n, dim_local, dim_global))
     truth = rng.standard_normal(dim_global)
@@ -95,11 +97,11 @@ class MixtureData(NamedTuple):
 
     @property
     def where(self) -> Layout:
-        """The mini-batches as shards."""
+        """Return the mini-batches as shards."""
         return layout(self.batch)
 
     def problem(self, settings: EmpiricalBayes | None = None, *, seed: int = 0) -> Problem:
-        """The mixture problem with one shard per mini-batch, by default from a k-means start."""
+        """Return the mixture problem with one shard per mini-batch, by default from a k-means start."""
         settings = empirical_bayes(self.X, len(self.means), seed=seed) if settings is None else settings
         return gaussian_mixture_problem(self.X, settings, self.where)
 
@@ -114,17 +116,16 @@ def mixture(
     separation: float = 1.0,
     seed: int = 0,
 ) -> MixtureData:
-    """The paper's synthetic mixture: equal weights, unit noise, means from N(0, separation^2 I).
+    """Simulate the paper's mixture: equal weights, unit noise, means from N(0, separation^2 I).
 
     Mini-batches of ``batch_size`` rows are dominated by one component each: a share ``bias`` of a batch is of its
     own component, the rest are drawn from all that is left. With bias 0 the batches are i.i.d.
     """
-    if not 0 <= bias <= 1:
-        msg = f"`bias` must be between 0 and 1, got {bias!r}."
-        raise ValueError(msg)
-    if not 1 <= batch_size <= n:
-        msg = f"`batch_size` must be between 1 and the number of rows ({n}), got {batch_size!r}."
-        raise ValueError(msg)
+    _sizes(n=n, dim=dim, n_components=n_components)
+    checks.whole("batch_size", batch_size, least=1, most=n, of="the number of rows")
+    checks.share("bias", bias)
+    checks.at_least("separation", separation)
+    checks.seed("seed", seed)
     rng = np.random.default_rng(seed)
     means = separation * rng.standard_normal((n_components, dim))
     labels = rng.permutation(np.arange(n) % n_components)
@@ -161,12 +162,16 @@ def tissue_features(
     patchiness: float = 27.0,
     seed: int = 0,
 ) -> TissueFeatures:
-    """A square tissue of spots on a grid, at feature level: for speed and optimisation, not for biology.
+    """Simulate a square tissue of spots on a grid, at feature level: for speed and optimisation, not for biology.
 
     Domains are where one of ``n_domains`` smooth random fields is largest (``patchiness``: how many of their length
     scales fit along a side). Features are domain centres, decreasing from 1.2 to 0.2 in spread as
     principal components do, plus ``noise`` times standard normal.
     """
+    _sizes(n_spots=n_spots, n_features=n_features, n_domains=n_domains)
+    checks.at_least("noise", noise)
+    checks.positive("patchiness", patchiness)
+    checks.seed("seed", seed)
     side = int(np.ceil(np.sqrt(n_spots)))
     rng = np.random.default_rng(seed)
     fields = np.stack(
@@ -179,6 +184,11 @@ def tissue_features(
     axes = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     coordinates = np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
     return TissueFeatures(X, coordinates, labels)
+
+
+def _sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        checks.whole(name, value, least=1)
 
 
 def _spread(dim: int, chosen: int) -> np.ndarray:

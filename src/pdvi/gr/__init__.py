@@ -1,4 +1,4 @@
-"""Graph: neighbours, weights, flow, patches."""
+"""Graphs of a slide: who is whose neighbour, how much an edge counts, the flow, and patches."""
 
 from pdvi.gr.build import flow, flow_graph, knn_graph, partition, radius_graph, weights
 

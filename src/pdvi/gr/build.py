@@ -3,137 +3,205 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, features_of, samples_of, to_change
+from pdvi._anndata.keys import COMPONENTS, FLOW, NEIGHBORHOOD, PATCH, SPATIAL, WEIGHTS
+from pdvi._base.checks import at_least, key_in, positive, whole, wholes
 from pdvi.shards.partition import grid, median_cuts
 
-KEY = "potts_weights"
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+KEY = WEIGHTS
+MAKES_FLOW = "pdvi.gr.flow(adata, labels_key=...)"
 
 
 def knn_graph(
-    adata: Any,
+    adata: AnnData,
     *,
     n_neighbors: int = 8,
     mutual: bool = False,
     tau: float = 1.0,
     use_rep: str | None = None,
     sample_key: str | None = None,
-    key_added: str = KEY,
-) -> None:
-    """Edges between nearest neighbours, weighted; to ``obsp[key_added]``.
+    spatial_key: str = SPATIAL,
+    key_added: str = WEIGHTS,
+    copy: bool = False,
+) -> AnnData | None:
+    """Join every spot to its nearest neighbours, and write the weighted edges to ``obsp[key_added]``.
 
     ``mutual`` keeps the pairs that are neighbours of each other (the paper), else of one of the two. Weights are
     tau (cos(x_i, x_l) + 1) with x from ``obsm[use_rep]``, centred (by default "X_neighborhood" if there is one, else
     "X_pca"; all weights are 1 without either).
+
+    Parameters
+    ----------
+    n_neighbors
+        how many neighbours a spot has; at most all other spots of its sample.
+    tau
+        how much similar features count, at least 0.
+    sample_key
+        a column of obs that tells samples apart: no edge joins two of them.
+    spatial_key
+        coordinates in obsm.
+    copy
+        change and return a copy of ``adata`` instead of ``adata`` itself.
     """
+    whole("n_neighbors", n_neighbors, least=1)
 
     def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
         k = min(n_neighbors, len(coordinates) - 1)
         return graphs.nearest(coordinates, k, mutual=mutual) if k >= 1 else sp.csr_array((1, 1))
 
-    _build(adata, edges, sample_key, key_added)
-    weights(adata, tau=tau, use_rep=use_rep, key=key_added)
+    adata = to_change(adata, copy=copy)
+    return _build(adata, edges, tau, use_rep, None, sample_key, spatial_key, key_added, copy)
 
 
 def radius_graph(
-    adata: Any,
+    adata: AnnData,
     *,
     radius: float,
     tau: float = 1.0,
     use_rep: str | None = None,
     sample_key: str | None = None,
-    key_added: str = KEY,
-) -> None:
-    """Edges between spots at most ``radius`` apart, weighted as in `knn_graph`."""
-    _build(adata, lambda coordinates, rows: graphs.within(coordinates, radius), sample_key, key_added)
-    weights(adata, tau=tau, use_rep=use_rep, key=key_added)
+    spatial_key: str = SPATIAL,
+    key_added: str = WEIGHTS,
+    copy: bool = False,
+) -> AnnData | None:
+    """Join spots at most ``radius`` apart; weights and other parameters are those of `knn_graph`."""
+    positive("radius", radius)
+    adata = to_change(adata, copy=copy)
+
+    def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
+        return graphs.within(coordinates, radius)
+
+    return _build(adata, edges, tau, use_rep, None, sample_key, spatial_key, key_added, copy)
 
 
 def flow_graph(
-    adata: Any,
+    adata: AnnData,
     *,
     length: float,
     width: float,
     tau: float = 1.0,
     use_rep: str | None = None,
-    flow_key: str = "flow",
+    flow_key: str = FLOW,
     sample_key: str | None = None,
-    key_added: str = KEY,
-) -> None:
-    """Edges to the spots in a rectangle along the flow: at most ``length`` along and ``width`` across it.
+    spatial_key: str = SPATIAL,
+    key_added: str = WEIGHTS,
+    copy: bool = False,
+) -> AnnData | None:
+    """Join every spot to those in a rectangle along its flow: at most ``length`` along and ``width`` across it.
 
     An edge counts if one of its two ends sees the other in its rectangle; where the flow is zero the rectangle is
-    a disc of radius ``width``. Weights have the paper's flow term too.
+    a disc of radius ``width``. Weights are those of `knn_graph` and the paper's flow term.
     """
-    direction = features_of(adata, flow_key, "pdvi.gr.flow(adata, labels_key=...)")
-    _build(
-        adata,
-        lambda xy, rows: graphs.along_flow(xy, direction[rows], length=length, width=width),
-        sample_key,
-        key_added,
-    )
-    weights(adata, tau=tau, use_rep=use_rep, flow_key=flow_key, key=key_added)
+    positive("length", length)
+    positive("width", width)
+    adata = to_change(adata, copy=copy)
+    direction = features_of(adata, flow_key, MAKES_FLOW)
+
+    def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
+        return graphs.along_flow(coordinates, direction[rows], length=length, width=width)
+
+    return _build(adata, edges, tau, use_rep, flow_key, sample_key, spatial_key, key_added, copy)
 
 
 def flow(
-    adata: Any, *, labels_key: str, n_neighbors: int = 100, sample_key: str | None = None, key_added: str = "flow"
-) -> None:
-    """The direction along which labels do not change, to ``obsm[key_added]``; zero where there is but one label."""
-    if labels_key not in adata.obs:
-        msg = f"{labels_key!r} not in adata.obs (it has {sorted(adata.obs)}); run pdvi.tl.domains(adata, ...) first."
-        raise ValueError(msg)
-    coordinates, samples = coordinates_of(adata)[:, :2], samples_of(adata, sample_key)
+    adata: AnnData,
+    *,
+    labels_key: str,
+    n_neighbors: int = 100,
+    sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
+    key_added: str = FLOW,
+    copy: bool = False,
+) -> AnnData | None:
+    """Write the direction along which labels do not change to ``obsm[key_added]``; zero where there is but one label.
+
+    Parameters
+    ----------
+    labels_key
+        a column of obs, such as "domain".
+    n_neighbors
+        how many of the nearest spots of the same sample the direction is estimated from.
+    """
+    whole("n_neighbors", n_neighbors, least=1)
+    adata = to_change(adata, copy=copy)
+    key_in(adata.obs, labels_key, "adata.obs", MAKES_DOMAINS)
+    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
     labels = np.unique(adata.obs[labels_key].astype(str).to_numpy(), return_inverse=True)[1]
     direction = np.zeros_like(coordinates)
     for sample in np.unique(samples):
         rows = np.flatnonzero(samples == sample)
         direction[rows] = graphs.flow_direction(coordinates[rows], labels[rows], n_neighbors=n_neighbors)
     adata.obsm[key_added] = direction.astype(np.float32)
+    return adata if copy else None
 
 
 def weights(
-    adata: Any, *, tau: float = 1.0, use_rep: str | None = None, flow_key: str | None = None, key: str = KEY
-) -> None:
-    """The paper's edge weights r_il, symmetric, in place of those in ``obsp[key]``."""
-    if key not in adata.obsp:
-        msg = f"{key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
-        raise ValueError(msg)
-    graph = sp.csr_array(adata.obsp[key])
-    if use_rep is None:
-        use_rep = next((name for name in ("X_neighborhood", "X_pca") if name in adata.obsm), None)
-    if use_rep is None:
-        return  # no features yet: all edges weigh the same
-    features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
-    direction = None if flow_key is None else features_of(adata, flow_key, "pdvi.gr.flow(adata, labels_key=...)")
-    weighted = graphs.weights(graph, features - features.mean(0), coordinates_of(adata)[:, :2], direction, tau=tau)
-    adata.obsp[key] = sp.csr_matrix(weighted)
+    adata: AnnData,
+    *,
+    tau: float = 1.0,
+    use_rep: str | None = None,
+    flow_key: str | None = None,
+    spatial_key: str = SPATIAL,
+    key: str = WEIGHTS,
+    copy: bool = False,
+) -> AnnData | None:
+    """Replace the weights in ``obsp[key]`` by the paper's r_il, symmetric; which edges there are stays.
+
+    Without features (``use_rep``, "X_neighborhood" or "X_pca") nothing is known that could tell edges apart, and the
+    weights stay as they are. Coordinates are needed only with ``flow_key``.
+    """
+    at_least("tau", tau)
+    adata = to_change(adata, copy=copy)
+    key_in(adata.obsp, key, "adata.obsp", "run pdvi.gr.knn_graph(adata) first")
+    _weigh(adata, tau, use_rep, flow_key, spatial_key, key)
+    return adata if copy else None
 
 
 def partition(
-    adata: Any,
+    adata: AnnData,
     *,
     n_patches: int = 32,
     cells: tuple[int, int] | None = None,
-    key_added: str = "patch",
-) -> None:
-    """The patch of every spot, to ``obs[key_added]``: balanced median cuts, or a grid of ``cells`` (nx, ny)."""
-    coordinates = coordinates_of(adata)[:, :2]
-    adata.obs[key_added] = median_cuts(coordinates, n_patches) if cells is None else grid(coordinates, *cells)
+    spatial_key: str = SPATIAL,
+    key_added: str = PATCH,
+    copy: bool = False,
+) -> AnnData | None:
+    """Write the patch of every spot to ``obs[key_added]``: balanced median cuts, or a grid of ``cells`` (nx, ny)."""
+    if cells is not None:
+        nx, ny = wholes("cells", cells, n=2, least=1)
+    adata = to_change(adata, copy=copy)
+    coordinates = coordinates_of(adata, spatial_key)[:, :2]
+    if cells is None:
+        whole("n_patches", n_patches, least=1, most=adata.n_obs, of="the number of spots")
+        adata.obs[key_added] = median_cuts(coordinates, n_patches)
+    else:
+        adata.obs[key_added] = grid(coordinates, nx, ny)
+    return adata if copy else None
 
 
 def _build(
-    adata: Any,
+    adata: AnnData,
     edges: Callable[[np.ndarray, np.ndarray], sp.csr_array],
+    tau: float,
+    use_rep: str | None,
+    flow_key: str | None,
     sample_key: str | None,
+    spatial_key: str,
     key_added: str,
-) -> None:
-    """One graph per sample, so that no edge joins two samples."""
-    coordinates, samples = coordinates_of(adata)[:, :2], samples_of(adata, sample_key)
+    copy: bool,
+) -> AnnData | None:
+    """Write one weighted graph per sample, so that no edge joins two samples."""
+    at_least("tau", tau)
+    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
     sources, targets = [], []
     for sample in np.unique(samples):
         rows = np.flatnonzero(samples == sample)
@@ -143,3 +211,18 @@ def _build(
     i, j = np.concatenate(sources), np.concatenate(targets)
     shape = (adata.n_obs, adata.n_obs)
     adata.obsp[key_added] = sp.csr_matrix((np.ones(len(i), np.float32), (i, j)), shape=shape)
+    _weigh(adata, tau, use_rep, flow_key, spatial_key, key_added)
+    return adata if copy else None
+
+
+def _weigh(adata: AnnData, tau: float, use_rep: str | None, flow_key: str | None, spatial_key: str, key: str) -> None:
+    if use_rep is None:
+        use_rep = next((name for name in (NEIGHBORHOOD, COMPONENTS) if name in adata.obsm), None)
+    if use_rep is None:
+        return  # no features yet: all edges weigh the same
+    graph = sp.csr_array(adata.obsp[key])
+    features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
+    direction = None if flow_key is None else features_of(adata, flow_key, MAKES_FLOW)
+    coordinates = None if flow_key is None else coordinates_of(adata, spatial_key)[:, :2]
+    weighted = graphs.weights(graph, features - features.mean(0), coordinates, direction, tau=tau)
+    adata.obsp[key] = sp.csr_matrix(weighted)

@@ -1,8 +1,9 @@
-"""Models: each one file."""
+"""Models: each one file; and the problem, which a store can only open where the models it may name are known."""
 
+from pdvi.core.problem import Problem
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
 from pdvi.models.potts_mixture import PottsMixtureModel
 from pdvi.models.quadratic import Quadratic
 from pdvi.models.smooth import Quartic, TanhRegression
 
-__all__ = ["GaussianMixtureModel", "PottsMixtureModel", "Quadratic", "Quartic", "TanhRegression"]
+__all__ = ["GaussianMixtureModel", "PottsMixtureModel", "Problem", "Quadratic", "Quartic", "TanhRegression"]

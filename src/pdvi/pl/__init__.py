@@ -1,4 +1,4 @@
-"""Plots: maps of domains, of their probabilities and of what is uncertain, and how a fit went.
+"""Plots of a slide: maps of domains, of their probabilities and of what is uncertain, and how a fit went.
 
 Every function draws into the axes it is given, or into a new figure, and returns the axes. Matplotlib is imported when
 the first of them is called, and none changes its settings.

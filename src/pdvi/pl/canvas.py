@@ -1,4 +1,4 @@
-"""How spots get onto axes: as discs in units of the coordinates, or, when there are many, binned into an image."""
+"""Draw spots on axes: as discs in units of the coordinates, or, when there are many, binned into an image."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from scipy.spatial import cKDTree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import EllipseCollection
+    from matplotlib.colors import Colormap, Normalize
 
 RASTER_ABOVE = 100_000  # spots; more are drawn as an image (a tenth of that in small panels)
 FINE = 20_000  # spots; from here on discs overlap a little
@@ -19,14 +22,18 @@ PANEL = 4.5  # inches, the height of a single map
 MARGIN = 0.03  # of the longer side
 
 
-def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols: int = 4, height: float = PANEL) -> Any:
-    """An array of ``n`` axes: those given, or new ones whose shape follows the data, ``extra`` inches wider."""
+def panels(
+    n: int,
+    xy: np.ndarray,
+    *,
+    ax: Axes | np.ndarray | None = None,
+    extra: float = 0.0,
+    ncols: int = 4,
+    height: float = PANEL,
+) -> np.ndarray:
+    """Return an array of ``n`` axes: those given, or new ones that follow the data's shape, ``extra`` inches wider."""
     if ax is not None:
-        axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
-        if len(axes) != n:
-            msg = f"`ax` must be {n} axes, one for each panel, got {len(axes)}."
-            raise ValueError(msg)
-        return axes
+        return _given(ax, n)
     import matplotlib.pyplot as plt
 
     across, down = np.ptp(xy, axis=0)
@@ -38,7 +45,7 @@ def panels(n: int, xy: np.ndarray, *, ax: Any = None, extra: float = 0.0, ncols:
 
 
 def frame(ax: Axes, xy: np.ndarray, *, flip: bool) -> None:
-    """Equal aspect, no ticks, and the y axis downwards where the coordinates are those of an image."""
+    """Give the axes equal aspect and no ticks, and the y axis downwards (``flip``) as on an image."""
     low, high = xy.min(0), xy.max(0)
     margin = (MARGIN if (high > low).any() else 0.5) * _span(low, high)
     ax.set_xlim(low[0] - margin, high[0] + margin)
@@ -65,7 +72,7 @@ class Spots:
             self.size = size
 
     def labels(self, ax: Axes, codes: np.ndarray, colors: Sequence[str]) -> None:
-        """In the colour of each spot's code; -1 takes the last colour. A pixel takes the most frequent one."""
+        """Draw every spot in the colour of its code; -1 takes the last colour. A pixel takes the most frequent one."""
         from matplotlib.colors import to_rgba_array
 
         rgba = to_rgba_array(colors)
@@ -82,8 +89,8 @@ class Spots:
         image[~self.grid.filled] = 0
         self.grid.show(ax, image)
 
-    def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Any, norm: Any) -> Any:
-        """In the colour of each spot's number; a pixel takes the mean. Returns what a colour bar is made from."""
+    def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Colormap, norm: Normalize) -> ScalarMappable:
+        """Draw every spot in the colour of its number, a pixel in that of the mean; return what a colour bar needs."""
         if self.grid is None:
             discs = self._discs(ax, cmap=cmap, norm=norm)
             discs.set_array(np.asarray(numbers, float))
@@ -91,7 +98,7 @@ class Spots:
         image = np.ma.masked_where(~self.grid.filled, self.grid.mean(numbers))
         return self.grid.show(ax, image, cmap=cmap, norm=norm)
 
-    def _discs(self, ax: Axes, **looks: Any) -> Any:
+    def _discs(self, ax: Axes, **looks: Any) -> EllipseCollection:
         from matplotlib.collections import EllipseCollection
 
         diameter = np.full(1, self.size)
@@ -111,7 +118,7 @@ class Spots:
 
 
 def spacing(xy: np.ndarray) -> float:
-    """About the distance between neighbours: from the sixth-nearest of a few hundred spots.
+    """Estimate the distance between neighbours from the sixth-nearest of a few hundred spots.
 
     At most a tenth of the longer side, so that a handful of spots is a handful of discs.
     """
@@ -145,19 +152,19 @@ class _Grid:
         return total.reshape(self.shape).astype(np.float32)
 
     def score(self, chosen: np.ndarray) -> np.ndarray:
-        """How many of the chosen spots are in a pixel; those around only decide where it is empty or even."""
+        """Count the chosen spots in every pixel; those around only decide where it is empty or even."""
         inside = np.bincount(self.at[chosen], minlength=self.shape[0] * self.shape[1]).reshape(self.shape)
         return inside + 0.1 * _around(np.minimum(inside, 9).astype(np.float32))
 
     def mean(self, numbers: np.ndarray) -> np.ndarray:
-        """Of the spots in a pixel, or around it where it is empty."""
+        """Return the mean number of the spots in every pixel, or around it where it is empty."""
         total = self._sum(np.asarray(numbers, float))
         empty = self.count == 0
         total, count = (np.where(empty, _around(field), field) for field in (total, self.count))
         return total / np.maximum(count, 1e-12)
 
-    def show(self, ax: Axes, image: Any, **colors: Any) -> Any:
-        """The image in the units of the data; the limits of the axes stay."""
+    def show(self, ax: Axes, image: np.ndarray, **colors: Any) -> ScalarMappable:
+        """Show an image in the units of the data; the limits of the axes stay."""
         limits = ax.get_xlim(), ax.get_ylim()
         shown = ax.imshow(image, extent=self.extent, origin="lower", interpolation="nearest", **colors)
         ax.set_xlim(*limits[0])
@@ -183,19 +190,24 @@ def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
 
 
-def plain(n: int, ax: Any) -> np.ndarray:
-    """Plain panels side by side: those given, or a new figure's."""
+def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
+    """Return ``n`` plain panels side by side: those given, or a new figure's."""
     if ax is None:
         import matplotlib.pyplot as plt
 
         figure = plt.figure(figsize=(0.5 + 4.25 * n, 3.2), layout="constrained")
         axes = np.array([figure.add_subplot(1, n, i + 1) for i in range(n)], dtype=object)
     else:
-        axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
-        if len(axes) != n:
-            msg = f"`ax` must be {n} axes, got {len(axes)}."
-            raise ValueError(msg)
+        axes = _given(ax, n)
     for each in axes:
         for side in ("top", "right"):
             each.spines[side].set_visible(False)
+    return axes
+
+
+def _given(ax: Axes | np.ndarray, n: int) -> np.ndarray:
+    axes = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
+    if len(axes) != n:
+        msg = f"`ax` must be {n} axes, one for each panel, got {len(axes)}."
+        raise ValueError(msg)
     return axes

@@ -1,12 +1,17 @@
-"""How many domains: what `tl.choose_n_domains` found."""
+"""A plot of what `tl.choose_n_domains` found: how many domains."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdvi._anndata.checks import check_adata
+from pdvi._anndata.keys import N_DOMAINS
 from pdvi.pl.canvas import plain
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 PANELS = {
     "stability": "agreement between seeds (ARI)",
@@ -15,8 +20,8 @@ PANELS = {
 }
 
 
-def n_domains(adata: Any, *, key: str = "n_domains", ax: Any = None) -> Any:
-    """Stability, held-out score and ELBO of every candidate; the dashed line is the recommended number.
+def n_domains(adata: AnnData, *, key: str = N_DOMAINS, ax: np.ndarray | None = None) -> np.ndarray:
+    """Draw stability, held-out score and ELBO of every candidate; the dashed line is the recommended number.
 
     Parameters
     ----------
@@ -29,7 +34,7 @@ def n_domains(adata: Any, *, key: str = "n_domains", ax: Any = None) -> Any:
     -------
     Array of Axes.
     """
-    table = adata.uns.get(key)
+    table = check_adata(adata).uns.get(key)
     if not isinstance(table, dict) or "recommended" not in table:
         msg = f"adata.uns[{key!r}] has no candidates; run pdvi.tl.choose_n_domains(adata, candidates) first."
         raise ValueError(msg)

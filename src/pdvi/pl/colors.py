@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import linear_sum_assignment
+
+from pdvi._anndata import keys
+from pdvi._base.checks import whole
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
 # Okabe and Ito's seven, then what a maximin search in CIELAB added: each colour as far as can be from all before it,
 # from white and from the grey of missing labels, in normal vision and as a deuteranope and a protanope see it, with
 # chroma at most 75. The least distance between any two is 22, and 13 and 11 as the colour-blind see them.
@@ -15,8 +28,24 @@ MISSING = "#D4D4D4"
 
 
 def palette(n: int) -> list[str]:
-    """``n`` colours as hex, the same first ones for every n, safe for the colour-blind; after 32 they repeat."""
-    if n < 0:
-        msg = f"`n` must be at least 0, got {n!r}."
-        raise ValueError(msg)
-    return [COLORS[i % len(COLORS)] for i in range(n)]
+    """Return ``n`` colours as hex, the same first ones for every n, safe for the colour-blind; after 32 they repeat."""
+    return [COLORS[i % len(COLORS)] for i in range(whole("n", n))]
+
+
+def colors_of(adata: AnnData, key: str, n: int) -> list[str]:
+    """Return the colours of the ``n`` labels in ``obs[key]``: those in uns if they are enough, else a palette."""
+    given = [str(color) for color in adata.uns.get(keys.colors(key), [])]
+    return given[:n] if len(given) >= n else palette(n)
+
+
+def matching_colors(labels: pd.Series, others: pd.Series, colors: Sequence[str]) -> list[str]:
+    """Return a colour for each of the labels: that of the other label it shares most spots with, one to one.
+
+    Both are categorical, ``colors`` are those of ``others``; labels that are left over get colours of their own.
+    """
+    table = pd.crosstab(labels.cat.codes, others.cat.codes)
+    table = table.reindex(range(len(labels.cat.categories)), fill_value=0)
+    table = table.reindex(range(len(others.cat.categories)), fill_value=0, axis=1)
+    matched = dict(zip(*linear_sum_assignment(table.to_numpy(), maximize=True)))
+    spare = iter(palette(len(colors) + len(table))[len(colors) :])
+    return [str(colors[int(matched[k])]) if k in matched else next(spare) for k in np.arange(len(table))]

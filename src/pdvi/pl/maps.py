@@ -8,34 +8,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from pdvi._anndata.checks import SPATIAL, coordinates_of, samples_of
+from pdvi._anndata import keys
+from pdvi._anndata.checks import MAKES_DOMAINS, check_adata, coordinates_of, samples_of
+from pdvi._anndata.keys import DOMAIN, SPATIAL
+from pdvi._base.checks import key_in, positive, whole
 from pdvi.pl import canvas
-from pdvi.pl.colors import MISSING, palette
+from pdvi.pl.colors import MISSING, colors_of
 
 if TYPE_CHECKING:
+    from anndata import AnnData
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
 
 ROWS_OF_LEGEND = 16
 
 
 def domains(
-    adata: Any,
+    adata: AnnData,
     *,
-    key: str = "domain",
-    basis: str = SPATIAL,
+    key: str = DOMAIN,
+    spatial_key: str = SPATIAL,
+    basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
     legend: bool = True,
-    ax: Any = None,
-) -> Any:
-    """A map of the domains, or of any column of labels.
+    ax: Axes | np.ndarray | None = None,
+) -> Axes | np.ndarray:
+    """Draw a map of the domains, or of any column of labels.
 
     Parameters
     ----------
     key
         column of obs; colours come from ``uns[key_colors]`` if they are there, otherwise from `palette`.
+    spatial_key
+        coordinates in obsm.
     basis
-        coordinates in obsm ("spatial", or an embedding: "umap", "X_umap").
+        draw an embedding in obsm ("umap", "X_umap") instead of the coordinates.
     sample_key
         a column of obs: one panel for each sample.
     size
@@ -49,14 +57,15 @@ def domains(
     -------
     Axes, or an array of them with ``sample_key``.
     """
-    column = _column(adata, key, "pdvi.tl.domains(adata, n_domains)")
+    _check_size(size)
+    column = _column(adata, key)
     column = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("string").astype("category")
     names = [str(name) for name in column.cat.categories]
     codes = column.cat.codes.to_numpy()
-    colors = _colors(adata, key, len(names))
+    colors = colors_of(adata, key, len(names))
     missing = bool((codes < 0).any())
     shown, parts = _samples(adata, sample_key)
-    xy, flip = _coordinates(adata, basis)
+    xy, flip = _coordinates(adata, spatial_key, basis)
     extra = 0.5 + 0.09 * max(map(len, names), default=0) if legend else 0.0
     columns_of_legend = -(-(len(names) + missing) // ROWS_OF_LEGEND)
     axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=extra * columns_of_legend)
@@ -74,17 +83,18 @@ def domains(
 
 
 def probabilities(
-    adata: Any,
+    adata: AnnData,
     *,
-    key: str = "domain",
+    key: str = DOMAIN,
     domains: Sequence[str] | None = None,
-    basis: str = SPATIAL,
+    spatial_key: str = SPATIAL,
+    basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
     ncols: int = 4,
-    ax: Any = None,
-) -> Any:
-    """Small multiples: where each domain is how probable.
+    ax: Axes | np.ndarray | None = None,
+) -> np.ndarray:
+    """Draw a small map of the probability of each domain.
 
     Parameters
     ----------
@@ -94,7 +104,7 @@ def probabilities(
         a column of obs; its samples are drawn side by side in every panel.
     ncols
         panels in a row.
-    key, basis, size, ax
+    key, spatial_key, basis, size, ax
         as in `pl.domains`; ``ax`` has one axes for each domain.
 
     Returns
@@ -103,8 +113,11 @@ def probabilities(
     """
     from matplotlib.colors import Normalize
 
-    column = _column(adata, key, "pdvi.tl.domains(adata, n_domains)")
-    probability = _in(adata.obsm, f"{key}_probability", "adata.obsm", "pdvi.tl.domains(adata, n_domains)")
+    _check_size(size)
+    whole("ncols", ncols, least=1)
+    column = _column(adata, key)
+    key_in(adata.obsm, keys.probability(key), "adata.obsm", MAKES_DOMAINS)
+    probability = np.asarray(adata.obsm[keys.probability(key)])
     names = [str(name) for name in column.astype("category").cat.categories]
     if len(names) != probability.shape[1]:
         names = [str(k + 1) for k in range(probability.shape[1])]  # somebody removed empty categories
@@ -113,13 +126,13 @@ def probabilities(
         if name not in names:
             msg = f"`domains` must be among {names}, got {name!r}."
             raise ValueError(msg)
-    xy, flip = _coordinates(adata, basis)
+    xy, flip = _coordinates(adata, spatial_key, basis)
     xy = _side_by_side(xy, _samples(adata, sample_key)[1])
     axes = canvas.panels(len(chosen), xy, ax=ax, extra=0.8, ncols=ncols, height=2.2)
     spots, norm = canvas.Spots(xy, size, small=True), Normalize(0, 1)
     for each, name in zip(axes, chosen):
         canvas.frame(each, xy, flip=flip)
-        numbers = np.asarray(probability)[:, names.index(name)]
+        numbers = probability[:, names.index(name)]
         mappable = spots.values(each, numbers, cmap=_fading(), norm=norm)
         each.set_title(name, fontsize="medium")
     bar = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, label="probability")
@@ -128,23 +141,25 @@ def probabilities(
 
 
 def entropy(
-    adata: Any,
+    adata: AnnData,
     *,
-    key: str = "domain",
-    basis: str = SPATIAL,
+    key: str = DOMAIN,
+    spatial_key: str = SPATIAL,
+    basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
-    ax: Any = None,
-) -> Any:
-    """A map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
+    ax: Axes | np.ndarray | None = None,
+) -> Axes | np.ndarray:
+    """Draw a map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
 
     Parameters are those of `pl.domains`. The colours reach from 0 to what all but one spot in a hundred stay below.
     """
     from matplotlib.colors import Normalize
 
-    numbers = _column(adata, f"{key}_entropy", "pdvi.tl.domains(adata, n_domains)").to_numpy(float)
+    _check_size(size)
+    numbers = _column(adata, keys.entropy(key)).to_numpy(float)
     shown, parts = _samples(adata, sample_key)
-    xy, flip = _coordinates(adata, basis)
+    xy, flip = _coordinates(adata, spatial_key, basis)
     axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=1.0)
     norm = Normalize(0, max(float(np.quantile(numbers, 0.99)), 0.05), clip=True)
     for each, name, rows in zip(axes, shown, parts):
@@ -158,19 +173,19 @@ def entropy(
     return axes[0] if sample_key is None else axes
 
 
-def _column(adata: Any, key: str, maker: str) -> pd.Series:
-    return _in(adata.obs, key, "adata.obs", maker)
+def _check_size(size: float | None) -> None:
+    if size is not None:
+        positive("size", size)
 
 
-def _in(where: Any, key: str, place: str, maker: str) -> Any:
-    if key not in where:
-        msg = f"{key!r} not in {place} (it has {sorted(where)}); run {maker} first."
-        raise ValueError(msg)
-    return where[key]
+def _column(adata: AnnData, key: str) -> pd.Series:
+    return check_adata(adata).obs[key_in(adata.obs, key, "adata.obs", MAKES_DOMAINS)]
 
 
-def _coordinates(adata: Any, basis: str) -> tuple[np.ndarray, bool]:
+def _coordinates(adata: AnnData, spatial_key: str, basis: str | None) -> tuple[np.ndarray, bool]:
     """Two columns, and whether the second points downwards, as on an image of a slide."""
+    if basis is None or basis == spatial_key:
+        return coordinates_of(adata, spatial_key)[:, :2], True
     if basis not in adata.obsm and f"X_{basis}" in adata.obsm:
         basis = f"X_{basis}"
     return coordinates_of(adata, basis)[:, :2], basis.startswith(SPATIAL)
@@ -185,7 +200,7 @@ def _side_by_side(xy: np.ndarray, parts: list[Any]) -> np.ndarray:
     return moved
 
 
-def _samples(adata: Any, key: str | None) -> tuple[list[str], list[Any]]:
+def _samples(adata: AnnData, key: str | None) -> tuple[list[str], list[Any]]:
     """Titles and rows of the panels."""
     if key is None:
         return [""], [slice(None)]
@@ -193,11 +208,6 @@ def _samples(adata: Any, key: str | None) -> tuple[list[str], list[Any]]:
     names = adata.obs[key].astype(str).to_numpy()
     rows = [np.flatnonzero(numbers == number) for number in range(numbers.max() + 1)]
     return [str(names[row[0]]) for row in rows], rows
-
-
-def _colors(adata: Any, key: str, n: int) -> list[str]:
-    given = [str(color) for color in adata.uns.get(f"{key}_colors", [])]
-    return given[:n] if len(given) >= n else palette(n)
 
 
 def _legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> None:
@@ -217,7 +227,7 @@ def _legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> None:
     )
 
 
-def _fading() -> Any:
+def _fading() -> Colormap:
     """From a light grey, so that the tissue is seen where there is nothing, to a dark blue."""
     from matplotlib.colors import LinearSegmentedColormap
 

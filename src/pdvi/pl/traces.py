@@ -1,19 +1,27 @@
-"""How a fit went."""
+"""A plot of how a fit went."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdvi._anndata.checks import MAKES_DOMAINS, check_adata
+from pdvi._anndata.keys import DOMAIN
+from pdvi._base.checks import one_of
 from pdvi.pl.canvas import plain
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from matplotlib.axes import Axes
 
 PANELS = {"objective": "objective (negative ELBO)", "grad_norm": "gradient norm"}
 UNITS = {"epoch": "epoch", "seconds": "seconds", "step": "step"}
 
 
-def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = None) -> Any:
-    """The objective and the norm of its gradient during the fit; dotted lines are events, such as new noise.
+def trace(adata: AnnData, *, key: str = DOMAIN, against: str = "epoch", ax: np.ndarray | None = None) -> np.ndarray:
+    """Draw the objective and the norm of its gradient during the fit; dotted lines are events, such as new noise.
 
     A start far above the rest is left out of sight, or nothing else would be seen.
 
@@ -30,13 +38,12 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
     -------
     Array of two Axes.
     """
-    if key not in adata.uns or "trace" not in adata.uns[key]:
-        msg = f"adata.uns[{key!r}] has no trace; run pdvi.tl.domains(adata, n_domains) first."
+    fit = check_adata(adata).uns.get(key)
+    if not isinstance(fit, Mapping) or "trace" not in fit:
+        msg = f"adata.uns[{key!r}] has no trace; {MAKES_DOMAINS}."
         raise ValueError(msg)
-    if against not in UNITS:
-        msg = f"`against` must be one of {tuple(UNITS)}, got {against!r}."
-        raise ValueError(msg)
-    record = {name: np.asarray(values) for name, values in adata.uns[key]["trace"].items()}
+    one_of("against", against, UNITS)
+    record = {name: np.asarray(values) for name, values in fit["trace"].items()}
     axes = plain(len(PANELS), ax)
     marker = "o" if len(record[against]) <= 60 else ""
     events = record[against][record["event"] != ""] if "event" in record else ()
@@ -55,8 +62,9 @@ def trace(adata: Any, *, key: str = "domain", against: str = "epoch", ax: Any = 
     return axes
 
 
-def _look_past_the_start(ax: Any) -> None:
-    start, *later = ax.lines[0].get_ydata() if len(ax.lines[0].get_ydata()) else [0.0]
+def _look_past_the_start(ax: Axes) -> None:
+    drawn = np.asarray(ax.lines[0].get_ydata(), float)
+    start, *later = drawn if len(drawn) else [0.0]
     room = np.ptp(later) if len(later) > 1 else 0.0
     if room > 0 and start > max(later) + 5 * room:
         ax.set_ylim(min(later) - 0.1 * room, max(later) + 0.5 * room)

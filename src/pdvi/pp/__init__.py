@@ -1,4 +1,4 @@
-"""Prepare: from counts to features."""
+"""Preparation of a slide: from counts to features."""
 
 from pdvi.pp.neighborhood import neighborhood
 from pdvi.pp.prepare import prepare

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
 
-from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of, to_change
+from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL
+from pdvi._base.checks import at_least, whole
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 def neighborhood(
-    adata: Any,
+    adata: AnnData,
     *,
     n_neighbors: int = 30,
     n_components: int = 20,
     own: float = 0.0,
     gradient: float = 0.0,
-    use_rep: str = "X_pca",
+    use_rep: str = COMPONENTS,
     sample_key: str | None = None,
-    key_added: str = "X_neighborhood",
-) -> None:
+    spatial_key: str = SPATIAL,
+    key_added: str = NEIGHBORHOOD,
+    copy: bool = False,
+) -> AnnData | None:
     """Write the mean of each spot and its nearest neighbours to ``obsm[key_added]``.
 
     Parameters
@@ -34,12 +41,20 @@ def neighborhood(
         weight of the spot's own features, appended as further columns; 0 leaves them out.
     gradient
         weight of the length of the mean's spatial gradient, per column; 0 leaves it out.
+    use_rep, spatial_key
+        features and coordinates in obsm.
+    sample_key
+        a column of obs that tells samples apart.
+    copy
+        change and return a copy of ``adata`` instead of ``adata`` itself.
     """
+    whole("n_neighbors", n_neighbors)
+    whole("n_components", n_components, least=1)
+    at_least("own", own)
+    at_least("gradient", gradient)
+    adata = to_change(adata, copy=copy)
     features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")[:, :n_components]
-    coordinates = coordinates_of(adata)
-    if n_neighbors < 0:
-        msg = f"`n_neighbors` must be at least 0, got {n_neighbors!r}."
-        raise ValueError(msg)
+    coordinates = coordinates_of(adata, spatial_key)
     samples = samples_of(adata, sample_key)
     mean = np.empty_like(features)
     slope = np.empty_like(features) if gradient else None
@@ -54,6 +69,7 @@ def neighborhood(
     if slope is not None:
         parts.append(gradient * slope)
     adata.obsm[key_added] = np.hstack(parts).astype(np.float32)
+    return adata if copy else None
 
 
 def _nearest(coordinates: np.ndarray, k: int) -> np.ndarray:

@@ -1,27 +1,34 @@
-"""Genes, normalisation, logarithm, scale, principal components: the paper's preprocessing, through scanpy."""
+"""The paper's preprocessing, through scanpy: genes, normalisation, logarithm, scale, principal components."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from pdvi._anndata.checks import counts_of, is_sparse, say
+from pdvi._anndata.checks import counts_of, is_sparse, say, to_change
+from pdvi._anndata.keys import COMPONENTS
+from pdvi._base import checks
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 def prepare(
-    adata: Any,
+    adata: AnnData,
     *,
     layer: str | None = None,
     n_genes: int = 2_000,
     n_components: int = 50,
     clip: float = 10.0,
     normalize: bool | None = None,
-    key_added: str = "X_pca",
+    key_added: str = COMPONENTS,
     seed: int = 0,
-) -> None:
+    copy: bool = False,
+) -> AnnData | None:
     """Write principal components to ``obsm[key_added]``; nothing else in ``adata`` changes.
 
     Counts: the ``n_genes`` most variable genes (seurat_v3 on counts; all genes of a smaller panel), every spot scaled
@@ -35,7 +42,16 @@ def prepare(
     normalize
         whether X holds counts to be normalised; by default it does if no value is negative and not all values
         look like logarithms (none above 30 and not all whole). What was found is said.
+    clip
+        the largest value of a gene, in its standard deviations.
+    copy
+        change and return a copy of ``adata`` instead of ``adata`` itself.
     """
+    checks.whole("n_genes", n_genes, least=1)
+    checks.whole("n_components", n_components, least=1)
+    checks.positive("clip", clip)
+    checks.seed("seed", seed)
+    adata = to_change(adata, copy=copy)
     import scanpy as sc
     from anndata import AnnData
 
@@ -70,11 +86,12 @@ def prepare(
             components = np.asarray(dense - dense.mean(0), np.float32)
         else:
             sc.pp.pca(work, n_comps=most, random_state=seed)
-            components = work.obsm["X_pca"]
+            components = work.obsm["X_pca"]  # scanpy's own name
     adata.obsm[key_added] = np.asarray(components, np.float32)
+    return adata if copy else None
 
 
-def _normalise(sc: Any, work: Any) -> None:
+def _normalise(sc: ModuleType, work: AnnData) -> None:
     totals = np.asarray(work.X.sum(1)).ravel()
     sc.pp.normalize_total(work, target_sum=float(np.median(totals[totals > 0])))
     sc.pp.log1p(work)

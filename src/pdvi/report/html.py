@@ -1,4 +1,4 @@
-"""The pages of the report."""
+"""Write the page of a report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from pdvi import pl
+from pdvi._anndata import keys
+from pdvi._anndata.checks import MAKES_DOMAINS, fit_of
+from pdvi._anndata.keys import DOMAIN, SPATIAL
+from pdvi._base.checks import key_in
+from pdvi.pl.colors import colors_of
+from pdvi.pl.figures import write_figure
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from matplotlib.axes import Axes
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -24,21 +35,39 @@ img { max-width: 100% } i { display: inline-block; width: .8em; height: .8em; bo
 FEW = 32  # domains; more small multiples than that are not readable
 
 
-def page(adata: Any, *, key: str = "domain", sample_key: str | None = None, title: str = "Spatial domains") -> str:
-    """The report on a fit of `tl.domains` as one HTML text; nothing is loaded from elsewhere."""
-    fit = adata.uns[key]
-    labels = adata.obs[key]
+def page(
+    adata: AnnData,
+    *,
+    key: str = DOMAIN,
+    sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
+    title: str = "Spatial domains",
+) -> str:
+    """Return the report on a fit of `tl.domains` as one HTML text; nothing is loaded from elsewhere.
+
+    Parameters
+    ----------
+    key
+        of the fit, as in `tl.domains`.
+    sample_key
+        a column of obs: maps have one panel for each sample.
+    spatial_key
+        coordinates in obsm.
+    """
+    fit = fit_of(adata, key)
+    where: dict[str, Any] = {"key": key, "sample_key": sample_key, "spatial_key": spatial_key}
+    labels = adata.obs[key_in(adata.obs, key, "adata.obs", MAKES_DOMAINS)].astype("category")
     n_domains = len(labels.cat.categories)
     parts = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{adata.n_obs:,} spots, {adata.n_vars:,} genes, {n_domains} domains. {escape(str(fit['status']))}. "
         f"ELBO {fit['elbo']:,.0f}. Made by pdvi {version('pdvi')}.</p>",
         "<h2>Domains</h2>",
-        _figure(pl.domains(adata, key=key, sample_key=sample_key), "map of the domains"),
-        _table(("domain", "spots", "share", "mean probability"), _sizes(adata, key)),
+        _figure(pl.domains(adata, **where), "map of the domains"),
+        _table(("domain", "spots", "share", "mean probability"), _sizes(adata, key, labels)),
         "<h2>How sure it is</h2>",
-        _figure(pl.entropy(adata, key=key, sample_key=sample_key), "map of the entropy"),
-        _probabilities(adata, key, sample_key) if n_domains <= FEW else "",
+        _figure(pl.entropy(adata, **where), "map of the entropy"),
+        _probabilities(adata, where) if n_domains <= FEW else "",
         "<h2>The fit</h2>",
         _figure(pl.trace(adata, key=key), "objective and gradient norm during the fit"),
         _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in fit["params"].items())),
@@ -47,27 +76,37 @@ def page(adata: Any, *, key: str = "domain", sample_key: str | None = None, titl
     return "\n".join(["<!doctype html>", f"<html lang='en'><head>{head}</head><body>", *parts, "</body></html>\n"])
 
 
-def write(adata: Any, path: str | os.PathLike, **options: Any) -> None:
-    """Write the `page` to ``path``."""
+def write(
+    adata: AnnData,
+    path: str | os.PathLike,
+    *,
+    key: str = DOMAIN,
+    sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
+    title: str = "Spatial domains",
+) -> None:
+    """Write the report to ``path``; the parameters are those of `page`."""
+    text = page(adata, key=key, sample_key=sample_key, spatial_key=spatial_key, title=title)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(page(adata, **options))
+        file.write(text)
 
 
-def _sizes(adata: Any, key: str) -> Iterable[tuple[str, ...]]:
-    codes = adata.obs[key].cat.codes.to_numpy()
-    certain = np.asarray(adata.obsm[f"{key}_probability"]).max(1)
-    for k, name in enumerate(adata.obs[key].cat.categories):
+def _sizes(adata: AnnData, key: str, labels: pd.Series) -> Iterable[tuple[str, ...]]:
+    codes = labels.cat.codes.to_numpy()
+    colors = colors_of(adata, key, len(labels.cat.categories))
+    certain = np.asarray(adata.obsm[keys.probability(key)]).max(1)
+    for k, name in enumerate(labels.cat.categories):
         mine = codes == k
-        color = escape(str(adata.uns[f"{key}_colors"][k]), quote=True)
+        color = escape(colors[k], quote=True)
         mean = f"{certain[mine].mean():.3f}" if mine.any() else "none"
         dot = f"<i style='background:{color}'></i>"
         yield dot + escape(str(name)), f"{mine.sum():,}", f"{100 * mine.mean():.1f} %", mean
 
 
-def _probabilities(adata: Any, key: str, sample_key: str | None) -> str:
+def _probabilities(adata: AnnData, where: dict[str, Any]) -> str:
     """Two wide maps in a row, where samples are side by side: of four, the titles would be too small on the page."""
-    ncols = 4 if sample_key is None else 2
-    return _figure(pl.probabilities(adata, key=key, sample_key=sample_key, ncols=ncols), "probability of each domain")
+    ncols = 4 if where["sample_key"] is None else 2
+    return _figure(pl.probabilities(adata, **where, ncols=ncols), "probability of each domain")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -76,14 +115,8 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _figure(axes: Any, what: str) -> str:
-    import matplotlib.pyplot as plt
-
-    figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
-    try:
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=130)
-    finally:
-        plt.close(figure)
+def _figure(axes: Axes | np.ndarray, what: str) -> str:
+    picture = io.BytesIO()
+    write_figure(axes, picture, form="png", dpi=130)
     text = base64.b64encode(picture.getvalue()).decode()
     return f"<p><img alt='{escape(what, quote=True)}' src='data:image/png;base64,{text}'></p>"

@@ -1,4 +1,4 @@
-"""What the paper says beside what came out: as tables, as a page, and collected from several experiments."""
+"""Put what the paper says beside what came out: as tables, as a page, and collected from several experiments."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Claim(NamedTuple):
 
 
 def verdict(*parts: bool) -> str:
-    """Of a claim with several parts."""
+    """Return the verdict on a claim with several parts."""
     return HOLDS if all(parts) else PARTLY if any(parts) else FAILS
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table as markdown, numbers with four digits."""
+    """Return a table as markdown, numbers with four digits."""
     texts = [list(map(str, table.columns)), *([_cell(value) for value in row] for row in table.itertuples(index=False))]
     lines = ["| " + " | ".join(row) + " |" for row in texts]
     return "\n".join([lines[0], "|" + "---|" * table.shape[1], *lines[1:]])
@@ -42,7 +42,7 @@ def _cell(value: Any) -> str:
 
 
 def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
-    """As csv (six digits: what a second run gives too) and as markdown."""
+    """Write a table as csv (six digits: what a second run gives too) and as markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{name}.csv", table.to_csv(index=False, float_format="%.6g").rstrip("\n"))
     write_text(folder / f"{name}.md", markdown(table))
@@ -51,7 +51,7 @@ def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
 def write_page(
     folder: Path, title: str, claims: Sequence[Claim], *, about: str, command: str, quick: bool, figures: dict[str, str]
 ) -> None:
-    """`claims.json`, and `README.md` with the claims, the figures (name: caption) and the tables of the folder."""
+    """Write `claims.json`, and `README.md` with the claims, the figures (name: caption) and the folder's tables."""
     record = {
         "title": title,
         "about": about,
@@ -69,7 +69,7 @@ def write_page(
 
 
 def collected(folders: Sequence[Path]) -> str:
-    """The claims of several experiments as one page."""
+    """Return the claims of several experiments as one page."""
     parts = [
         "# The paper's claims, and what came out",
         "Assembled by `python experiments/claims.py FOLDER ...` from folders that `pdvi reproduce` wrote. A verdict"

@@ -1,4 +1,4 @@
-"""The spatial model on an embryo, simulated or real: `pdvi reproduce embryo`."""
+"""Compare methods on the spatial model of an embryo, simulated or real: `pdvi reproduce embryo`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUICK = Sizes(n_spots=4_000, n_genes=400, epochs=16, trials=8, tuning_epochs=8)
 
 
 def cases(tissue: slide.Slide, sizes: Sizes) -> dict[str, Case]:
-    """One for each preset, by its key."""
+    """Return one case for each preset, by its key."""
     n_patches = max(1, min(sizes.n_patches, len(tissue.X) // 10))
 
     def case(preset: slide.Preset) -> Case:
@@ -170,7 +170,7 @@ def _after_an_epoch(done: Compared, gaps: pd.Series) -> pd.Series:
 
 
 def _broken(edges: Any, labels: np.ndarray) -> float:
-    """The share of neighbours with different labels: how fragmented a map is."""
+    """Return the share of neighbours with different labels: how fragmented a map is."""
     pairs = edges.tocoo()
     known = (labels[pairs.row] >= 0) & (labels[pairs.col] >= 0)
     return float((labels[pairs.row] != labels[pairs.col])[known].mean())

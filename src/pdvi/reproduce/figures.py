@@ -1,4 +1,4 @@
-"""Curves with bands, and figures on disk: the same line for a method in all of them."""
+"""Draw curves with bands, and write figures: the same line for a method in all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHADE = 0.4  # of all bands of a panel together, where they overlap; one alone h
 
 
 def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0, legend: float = 1.7) -> Any:
-    """A figure with a grid of axes, and room for one legend on the right."""
+    """Return a figure with a grid of axes, and room for one legend on the right."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
@@ -32,7 +32,7 @@ def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0,
 def curves(
     ax: Any, trace: pd.DataFrame, x: str, y: pd.Series, methods: list[Method], *, log: bool = False, points: int = 200
 ) -> None:
-    """Mean over the seeds and one standard deviation, of logarithms on a logarithmic axis.
+    """Draw the mean over the seeds and one standard deviation, of logarithms on a logarithmic axis.
 
     ``x`` may differ from seed to seed (seconds): values are interpolated to common points up to where all runs are.
     """
@@ -72,7 +72,7 @@ def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
 
 
 def legend(figure: Any, axes: np.ndarray) -> None:
-    """One for all axes, each method once, on the right."""
+    """Draw one legend for all axes, each method once, on the right."""
     entries: dict[str, Any] = {}
     for each in axes.ravel():
         handles, names = each.get_legend_handles_labels()
@@ -81,7 +81,7 @@ def legend(figure: Any, axes: np.ndarray) -> None:
 
 
 def save(figure: Any, folder: Path, name: str) -> list[str]:
-    """Write a figure as PNG and PDF, and close it; returns the file names."""
+    """Write a figure as PNG and PDF, close it, and return the file names."""
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The row of domain maps: the truth and every method, each with a part enlarged below it."""
+"""Draw the row of domain maps: the truth and every method, each with a part enlarged below it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy.spatial import cKDTree
 
-from pdvi.cli.demo import matching_colors
 from pdvi.pl import canvas, palette
-from pdvi.pl.colors import MISSING
+from pdvi.pl.colors import MISSING, matching_colors
 from pdvi.reproduce.slide import Slide
 
 WINDOW = 0.2  # of the longer side of the slide
@@ -19,7 +18,7 @@ PLACES = 300  # that are tried for the window
 
 
 def draw(slide: Slide, found: dict[str, tuple[str, np.ndarray]]) -> Any:
-    """A figure of labels by name, with a title each; colours follow the domains of the truth they share most with."""
+    """Draw a map of each labelling, with its title; colours follow the true domains they share most with."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
@@ -52,7 +51,7 @@ def draw(slide: Slide, found: dict[str, tuple[str, np.ndarray]]) -> Any:
 
 
 def window(slide: Slide) -> tuple[np.ndarray, float]:
-    """The centre and the side of the square with the most true domains in it, among some places."""
+    """Return the centre and the side of the square with the most true domains in it, among some places."""
     xy = slide.coordinates
     side = WINDOW * float(np.ptp(xy, axis=0).max())
     tree = cKDTree(xy)

@@ -1,4 +1,4 @@
-"""The methods compared: what of each is tuned, and how it looks in every figure."""
+"""List the methods compared: what of each is tuned, and how it looks in every figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Method:
 
     @property
     def key(self) -> str:
-        """The name as part of a file name."""
+        """Return the name as part of a file name."""
         return self.name.lower().replace(" ", "-").replace("(", "").replace(")", "")
 
 
@@ -60,7 +60,7 @@ BASELINES = ("SVI constant", "SVI diminishing", "SGD", "RMSProp", "Adam", "CV")
 
 
 def applicable(names: tuple[str, ...], problem: pdvi.Problem) -> list[Method]:
-    """Those of the methods that can serve a problem, and differ on it."""
+    """Return those of the methods that can serve a problem, and differ on it."""
     return [method for name in names if _serves(method := BY_NAME[name], problem)]
 
 
@@ -75,5 +75,5 @@ def _serves(method: Method, problem: pdvi.Problem) -> bool:
 
 
 def spelled(settings: dict[str, float]) -> str:
-    """Tuned settings as text."""
+    """Return tuned settings as text."""
     return ", ".join(f"{name} {value:.2g}" for name, value in settings.items()) or "-"

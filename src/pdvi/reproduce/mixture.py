@@ -1,4 +1,4 @@
-"""The paper's Gaussian mixture with biased batches: `pdvi reproduce mixture`."""
+"""Compare methods on the paper's Gaussian mixture with biased batches: `pdvi reproduce mixture`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Sizes:
 
     @property
     def paper(self) -> str:
-        """The key of the paper's case."""
+        """Return the key of the paper's case."""
         return f"bias-{self.bias:g}"
 
     @property
     def iid(self) -> str:
-        """That of the i.i.d. variant."""
+        """Return the key of the case with i.i.d. batches."""
         return f"bias-{self.biases[0]:g}"
 
 
@@ -59,7 +59,7 @@ QUICK = Sizes(n=10_000, batch_size=100, biases=(0.0, 0.95, 1.0), epochs=16, tria
 
 
 def cases(sizes: Sizes) -> dict[str, Case]:
-    """By key: every bias from the k-means start, and the paper's also from a poor one."""
+    """Return all cases by key: every bias from the k-means start, and the paper's also from a poor one."""
     common: dict[str, Any] = {"methods": METHODS, "batch_size": 1, "epochs": sizes.epochs, "trials": sizes.trials}
     common |= {"tuning_epochs": sizes.tuning_epochs, "log_every": sizes.log_every}
 

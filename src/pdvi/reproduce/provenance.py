@@ -1,4 +1,4 @@
-"""Which state of the source made the runs in a folder."""
+"""Note which state of the source made the runs in a folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def sign(folder: Path) -> None:
 
 
 def commits(folder: Path) -> list[str]:
-    """Of all runs in ``folder``, the first one first."""
+    """Return the commits of all runs in ``folder``, the first one first."""
     path = folder / FILE
     return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
 @cache
 def commit() -> str:
-    """Of the source tree this runs from, with a plus if files differ from it; the version where there is no tree."""
+    """Return the commit of the source tree, with a plus if files differ; the version where there is no tree."""
     source = Path(pdvi.__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""The paper's quadratic, and the rates of its table of methods: `pdvi reproduce quadratic`."""
+"""Compare methods on the paper's quadratic, and measure the rates of its table: `pdvi reproduce quadratic`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUICK = Sizes(n=1_000, batch_size=10, epochs=24, small=40, long=48, rows=1_000, 
 
 
 def cases(sizes: Sizes) -> dict[str, Case]:
-    """By key. Everything in double precision: a linear rate is followed down to rounding."""
+    """Return all cases by key. All are in double precision: a linear rate is followed down to rounding."""
     tuning: dict[str, Any] = {"trials": sizes.trials, "tuning_epochs": sizes.tuning_epochs, "double": True}
     rows_per_shard = max(1, sizes.rows // 50)
     found = [

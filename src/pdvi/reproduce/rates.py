@@ -1,4 +1,4 @@
-"""How fast a trace falls: linearly, as a power of T, or not at all any more."""
+"""Measure how fast a trace falls: linearly, as a power of T, or not at all any more."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Rate(NamedTuple):
 
     @property
     def arrived(self) -> bool:
-        """Whether nothing but rounding is left."""
+        """Return whether nothing but rounding is left."""
         return self.level <= ARRIVED
 
     @property
     def floor(self) -> bool:
-        """Whether it went some way and then stopped short."""
+        """Return whether the run went some way and then stopped short."""
         return ARRIVED < self.level < BEGUN and self.fall < STALLED
 
     @property
     def linear(self) -> bool:
-        """Whether the fall is straighter against T than against log(T), and goes on."""
+        """Return whether the fall is straighter against T than against log(T), and goes on."""
         return self.straight > self.bent and (self.arrived or self.fall > 1)
 
     @property
     def reading(self) -> str:
-        """In words."""
+        """Return the rate in words."""
         if self.linear:
             return "linear"
         if np.isnan(self.slope):
@@ -54,7 +54,7 @@ class Rate(NamedTuple):
 
 
 def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
-    """Of a gap that begins at 1; the first point is at epoch 0."""
+    """Fit the rate of a gap that begins at 1; the first point is at epoch 0."""
     if len(gap) < FEWEST:  # the run diverged
         return Rate(np.nan, 0.0, np.nan, 0.0, 1.0, 0.0)
     gap = np.where(np.isfinite(gap), gap, np.inf)
@@ -71,10 +71,10 @@ def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
 
 
 def squared_gradients(trace: pd.DataFrame) -> np.ndarray:
-    """The mean squared gradient norm of the iterates between T/2 and T, relative to the start, for every log point.
+    """Return the mean squared gradient norm of the iterates between T/2 and T, relative to the start.
 
-    The nonconvex theorems bound the mean up to T, which the first few steps dominate for as long as one can wait; a
-    bound of it by c/T is one of this by 2c/T.
+    There is one value for every log point. The nonconvex theorems bound the mean up to T, which the first few steps
+    dominate for as long as one can wait; a bound of it by c/T is one of this by 2c/T.
     """
     squares = trace["grad_norm"].to_numpy(float) ** 2
     sums = np.concatenate([[0.0], np.cumsum(np.where(np.isfinite(squares), squares, 0.0))])
@@ -84,7 +84,7 @@ def squared_gradients(trace: pd.DataFrame) -> np.ndarray:
 
 
 def power(epoch: np.ndarray, values: np.ndarray) -> float:
-    """The slope of log(values) against log(T) from a tenth of the run on, until nothing but rounding is left."""
+    """Return the slope of log(values) against log(T) from a tenth of the run on, until nothing but rounding is left."""
     chosen = (epoch >= 0.1 * epoch[-1]) & (epoch > 0) & (values > ARRIVED**2)
     if chosen.sum() < 3:
         chosen = epoch > 0
@@ -94,7 +94,7 @@ def power(epoch: np.ndarray, values: np.ndarray) -> float:
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope and R^2 of a straight line through the points."""
+    """Return slope and R^2 of a straight line through the points."""
     slope, level = np.polyfit(x, y, 1)
     spread = np.var(y)
     return float(slope), float(1 - np.var(y - slope * x - level) / spread) if spread > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Runs kept as files: a finished one is never made twice, a half-written one never taken for finished.
+"""Keep runs as files: a finished one is never made twice, a half-written one never taken for finished.
 
 A folder holds `settings.json` (what all runs have in common), `tuning/<case>/<method>.jsonl` (trials) and `.json` (the
 best settings), and `runs/<case>/<method>-<seed>.csv` (the trace), beside it `.npz` if a run keeps arrays. Every file is
@@ -72,16 +72,16 @@ class Runs:
             write_text(path, json.dumps(wanted, indent=1))
 
     def of(self, case: Case, method: Method, seed: int) -> Path:
-        """Where the trace of a run is."""
+        """Return the path of the trace of a run."""
         return self.folder / "runs" / case.key / f"{method.key}-{seed}.csv"
 
     def arrays(self, case: Case, method: Method, seed: int) -> Arrays:
-        """What a finished run has kept."""
+        """Return the arrays that a finished run has kept."""
         with np.load(self.of(case, method, seed).with_suffix(".npz")) as kept:
             return dict(kept)
 
     def settings(self, case: Case, method: Method) -> dict[str, float]:
-        """The tuned settings of a method; none if it has nothing to tune."""
+        """Return the tuned settings of a method; none if it has nothing to tune."""
         path = self._tuned(case, method)
         return json.loads(path.read_text()) if method.space else {}
 
@@ -89,7 +89,7 @@ class Runs:
         return self.folder / "tuning" / case.key / f"{method.key}.json"
 
     def missing(self, cases: list[Case], seeds: int) -> int:
-        """At most how many tunings and runs are left to do."""
+        """Return how many tunings and runs are left to do, at most."""
         left = 0
         for case in cases:
             for name in case.methods:
@@ -107,25 +107,25 @@ class Compared(NamedTuple):
     trace: pd.DataFrame
 
     def ends(self, column: str) -> pd.DataFrame:
-        """The last value of every run: a row per seed, a column per method."""
+        """Return the last value of every run: a row per seed, a column per method."""
         last = self.trace.groupby(["seed", "method"], sort=False)[column].last().unstack()
         return last[[method.name for method in self.methods]]
 
     def gaps(self, optimum: float | None = None) -> pd.Series:
-        """(F - best) / (F at the start - best) at every log point; the best is what any method reached on that seed."""
+        """Return (F - best) / (F at the start - best) at every log point; best: that of any method on the seed."""
         by_seed = self.trace.groupby("seed")["objective"]
         best = by_seed.transform("min") if optimum is None else optimum
         return (self.trace["objective"] - best) / (by_seed.transform("first") - best)
 
     def arrivals(self, values: pd.Series, target: float, against: str = "step") -> pd.DataFrame:
-        """Where each run first is at or below a target; infinite if it never is."""
+        """Return where each run first is at or below a target; infinite if it never is."""
         there = self.trace[against].where(values <= target)
         keys = [self.trace["seed"], self.trace["method"]]
         return there.groupby(keys, sort=False).min().unstack().fillna(np.inf)[[m.name for m in self.methods]]
 
 
 def compare(case: Case, runs: Runs, seeds: int, step: Callable[[str], None]) -> Compared:
-    """Tune every method alike, run each on every seed; what is there already is read. ``step`` is told of each."""
+    """Tune every method alike and run each on every seed, or read what is there; ``step`` is told of each."""
     with jax.enable_x64(True) if case.double else nullcontext():
         first = _Lazy(case.make)
         methods = _applicable(case, runs, first)
@@ -221,13 +221,13 @@ def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def counted(say: Say, total: int) -> Callable[[str], None]:
-    """A function that says what is done next, and how far the whole is."""
+    """Return a function that says what is done next, and how far the whole is."""
     steps: Iterator[int] = iter(range(total + 1))
 
     def step(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The embryo as the experiment needs it, simulated or from a file, and the problems of both presets on it."""
+"""Make the embryo as the experiment needs it, simulated or from a file, and the problems of both presets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pandas as pd
 
 import pdvi
 from pdvi import graphs, pp
+from pdvi._anndata import keys
 from pdvi._anndata.checks import coordinates_of
 from pdvi._anndata.read import read_slide
 from pdvi._base.atomic import replacing
@@ -86,23 +87,23 @@ class Slide(NamedTuple):
 
     @property
     def n_domains(self) -> int:
-        """As many as are annotated."""
+        """Return how many domains are annotated."""
         return int(self.truth.max()) + 1
 
     @property
     def known(self) -> np.ndarray:
-        """Which spots are annotated."""
+        """Return which spots are annotated."""
         return self.truth >= 0
 
 
 def simulated(n_spots: int, n_genes: int, n_domains: int) -> Slide:
-    """The simulated embryo, through the same preparation as a real one."""
+    """Simulate the embryo, and prepare it as a real one."""
     adata = embryo(n_spots, n_genes=n_genes, n_domains=n_domains)
-    return _prepared(adata, adata.obs["truth"], None)
+    return _prepared(adata, adata.obs[keys.TRUTH], None)
 
 
 def from_file(path: Path) -> Slide:
-    """A MOSTA slide: counts in layer `count`, in raw or in X; `obs["annotation"]`; `obsm["spatial"]`."""
+    """Read a MOSTA slide: counts in layer `count`, in raw or in X; `obs["annotation"]`; `obsm["spatial"]`."""
     adata = read_slide(path)
     if ANNOTATION not in adata.obs:
         msg = (
@@ -123,11 +124,11 @@ def from_file(path: Path) -> Slide:
 def _prepared(adata: Any, truth: pd.Series, layer: str | None, places: Any = None) -> Slide:
     pp.prepare(adata, layer=layer, n_genes=GENES, n_components=COMPONENTS)
     coordinates = coordinates_of(adata if places is None else places)[:, :2]
-    return Slide(adata.obsm["X_pca"], coordinates, truth.cat.codes.to_numpy().astype(np.int16))
+    return Slide(adata.obsm[keys.COMPONENTS], coordinates, truth.cat.codes.to_numpy().astype(np.int16))
 
 
 def kept(path: Path, make: Any) -> Slide:
-    """The slide in a file, made first if it is not there."""
+    """Return the slide in a file, which is made first if it is not there."""
     if not path.exists():
         slide = make()
         with replacing(path) as temporary:
@@ -145,7 +146,7 @@ class Cut(NamedTuple):
 
 
 def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
-    """Hyper-parameters from the first k-means, so that the objective is the same for all starts."""
+    """Cut a slide into shards, with hyper-parameters of one k-means, so that all starts have the same objective."""
     X = _averaged(slide) if preset.averaged else slide.X
     settings = empirical_bayes(X, slide.n_domains, seed=0)
     neighbors = min(preset.neighbors, len(X) - 1)
@@ -168,7 +169,7 @@ def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
 
 
 def started(cut: Cut, n_domains: int, seed: int) -> pdvi.Problem:
-    """The problem with the start that the k-means of a seed suggests."""
+    """Return the problem with the start that the k-means of a seed suggests."""
     means = empirical_bayes(cut.features, n_domains, seed=seed).means
     return eqx.tree_at(lambda p: p.model.start, cut.problem, jnp.asarray(means, cut.problem.model.start.dtype))
 
@@ -176,9 +177,9 @@ def started(cut: Cut, n_domains: int, seed: int) -> pdvi.Problem:
 def _averaged(slide: Slide) -> np.ndarray:
     from anndata import AnnData
 
-    adata = AnnData(obsm={"X_pca": slide.X, "spatial": slide.coordinates})
+    adata = AnnData(obsm={keys.COMPONENTS: slide.X, keys.SPATIAL: slide.coordinates})
     pp.neighborhood(adata, n_components=slide.X.shape[1])
-    return adata.obsm["X_neighborhood"]
+    return adata.obsm[keys.NEIGHBORHOOD]
 
 
 def _closest(X: np.ndarray, means: np.ndarray) -> np.ndarray:

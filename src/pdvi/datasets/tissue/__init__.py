@@ -1,4 +1,4 @@
-"""Simulated tissue: each step from the organ to its counts one file."""
+"""Simulate a tissue: each step from the organ to its counts is one file."""
 
 from pdvi.datasets.tissue.simulate import embryo, tissue
 

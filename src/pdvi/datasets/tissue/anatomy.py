@@ -19,13 +19,13 @@ class Waves(NamedTuple):
 
     @staticmethod
     def draw(rng: np.random.Generator, *, scale: float, size: float, dim: int, n: int = 8) -> Waves:
-        """``dim`` fields of standard deviation ``size`` that change over lengths of about ``scale``."""
+        """Draw ``dim`` fields of standard deviation ``size`` that change over lengths of about ``scale``."""
         amplitude = rng.standard_normal((n, dim)) * size * np.sqrt(2 / n)
         frequency, phase = rng.standard_normal((2, n)) / scale, rng.uniform(0, 2 * np.pi, n)
         return Waves(*(part.astype(np.float32) for part in (frequency, phase, amplitude)))
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        """The fields at points, (n, dim)."""
+        """Return the fields at points, (n, dim)."""
         return np.sin(points @ self.frequency + self.phase) @ self.amplitude
 
 
@@ -43,27 +43,27 @@ class Organ(NamedTuple):
     names: list[str]
 
     def reach(self, points: np.ndarray) -> np.ndarray:
-        """The distance from the centre as a share of the outline's: below 1 inside."""
+        """Return the distance from the centre as a share of the outline's: below 1 inside."""
         angle = np.arctan2(points[:, 1], points[:, 0])
         turns = angle[:, None] * np.arange(2, 2 + len(self.outline), dtype=np.float32)
         waves = np.cos(turns) @ self.outline[:, 0] + np.sin(turns) @ self.outline[:, 1]
         return np.hypot(points[:, 0], points[:, 1]) / (1 + waves)
 
     def depth(self, points: np.ndarray) -> np.ndarray:
-        """Below the surface, in units that are small where the layers are thin, so that they pinch out."""
+        """Return the depth below the surface, in units that are small where layers are thin, so that they pinch out."""
         angle = np.arctan2(points[:, 1], points[:, 0]) - self.top
         thick = 1 / (1 + np.exp(-5 * (np.cos(angle) - np.float32(0.1))))
         beneath = 1 - self.reach(points) + self.rough(points)[:, 0]
         return (beneath + 0.2 * (1 - thick)) / (thick + 0.02)
 
     def distances(self, points: np.ndarray) -> np.ndarray:
-        """From the sites, bent and weighted."""
+        """Return the distances of points from all sites, bent and weighted."""
         bent = points + self.bend(points)
         squares = (bent**2).sum(1)[:, None] - 2 * bent @ self.sites.T + (self.sites**2).sum(1)
         return np.sqrt(np.maximum(squares, 0)) * self.pull
 
     def label(self, points: np.ndarray) -> np.ndarray:
-        """The domain of each point inside."""
+        """Return the domain of each point inside."""
         distances = self.distances(points)
         nearest = distances.argmin(1)
         labels = len(self.edges) + nearest

@@ -1,4 +1,4 @@
-"""What the spots consist of: their cells, and what surrounds these."""
+"""Draw what the spots consist of: their cells, and what surrounds these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRIES = 500_000  # of a block of counts or features: what stays in cache
 
 
 def draw_mixtures(n_domains: int, mixing: float, rng: np.random.Generator) -> np.ndarray:
-    """The share of every cell type in every domain."""
+    """Draw the share of every cell type in every domain."""
     own = np.zeros((n_domains, n_domains + COMMON_TYPES))
     first = rng.uniform(0.6, 0.85, n_domains)
     domain = np.arange(n_domains)
@@ -56,7 +56,7 @@ def draw_cells(
     fill: Fill,
     seed: int,
 ) -> np.ndarray:
-    """Give ``fill`` every block, in parallel; returns each spot's most frequent cell type."""
+    """Give ``fill`` every block, in parallel, and return each spot's most frequent cell type."""
     n = len(slides.domain)
     begins = np.arange(0, n, fill.rows)
     general, *seeds = np.random.SeedSequence(int(seed)).spawn(1 + len(begins))  # the threads cannot change a draw

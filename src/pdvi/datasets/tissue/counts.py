@@ -1,4 +1,4 @@
-"""The counts of the spots' genes."""
+"""Draw the counts of the spots' genes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Profiles(NamedTuple):
 
 
 def draw_profiles(n_genes: int, mixtures: np.ndarray, n_samples: int, rng: np.random.Generator) -> Profiles:
-    """Marker genes of every type and region, shifts of every sample but the first, and responses to ligands."""
+    """Draw marker genes of every type and region, shifts of all samples but the first, and responses to ligands."""
     n_domains, n_types = mixtures.shape
     base = rng.normal(0, 1, n_genes)
     markers = _sparse_normal(rng, (n_types, n_genes), 0.08, 1.2, 0.4)
@@ -57,7 +57,7 @@ class Counts:
         self.blocks: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def __call__(self, block: Block) -> None:
-        """Draw those of one block."""
+        """Draw the counts of one block."""
         p = self.profiles
         mean = block.cells @ p.types
         mean *= p.regional[block.domain]
@@ -69,7 +69,7 @@ class Counts:
         self.blocks[block.begin] = np.bincount(row, minlength=len(mean)), column, value
 
     def parts(self) -> dict[str, Any]:
-        """What AnnData takes. The blocks are given up while they are copied."""
+        """Return what AnnData takes. The blocks are given up while they are copied."""
         sizes, columns, values = zip(*(self.blocks.pop(begin) for begin in sorted(self.blocks)))
         starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
         small = starts[-1] < 2**31
@@ -86,7 +86,7 @@ class Counts:
 def negative_binomial(
     mean: np.ndarray, shape: np.ndarray, dropout: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The positive entries (row, column, value) of negative binomial counts with variance mean + mean^2 / shape.
+    """Draw the positive entries (row, column, value) of negative binomial counts with variance mean + mean^2 / shape.
 
     Most entries are zero, so one uniform number decides that first; only for the others is the rest of the
     distribution looked up.

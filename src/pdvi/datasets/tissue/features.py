@@ -1,4 +1,4 @@
-"""Features of the spots, without counts."""
+"""Draw features of the spots, without counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pdvi._anndata.keys import COMPONENTS
 from pdvi.datasets.tissue.cells import ENTRIES, LIGANDS, Block
 
 
@@ -22,7 +23,7 @@ class Features:
         self.rows = max(1, ENTRIES // n_features)
 
     def __call__(self, block: Block) -> None:
-        """Draw those of one block."""
+        """Draw the features of one block."""
         out = self.X[block.begin : block.begin + self.rows]
         block.rng.standard_normal(out=out, dtype=np.float32)
         out += block.cells @ self.types
@@ -30,5 +31,5 @@ class Features:
         out += block.ligand @ self.ligands
 
     def parts(self) -> dict[str, Any]:
-        """What AnnData takes."""
-        return {"obsm": {"X_pca": self.X}}
+        """Return what AnnData takes."""
+        return {"obsm": {COMPONENTS: self.X}}

@@ -1,4 +1,4 @@
-"""A simulated tissue: the organ, its slides, their cells, and counts or features of these."""
+"""Simulate a tissue: the organ, its slides, their cells, and counts or features of these."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from pdvi._anndata import keys
+from pdvi._base import checks
 from pdvi.datasets.tissue.anatomy import draw_organ
 from pdvi.datasets.tissue.cells import draw_cells, draw_mixtures
 from pdvi.datasets.tissue.counts import Counts, draw_profiles
@@ -30,7 +32,7 @@ def tissue(
     features: int | None = None,
     seed: int = 0,
 ) -> AnnData:
-    """An organ with layers, regions and nuclei, whose domains are mixtures of cell types.
+    """Simulate an organ with layers, regions and nuclei, whose domains are mixtures of cell types.
 
     The outline is a smooth blob. Along a part of it lie layers, as in a cortex; the inside is divided into warped
     cells around sites, and some of these hold a nucleus. A domain is a mixture of its own two cell types and of
@@ -67,31 +69,20 @@ def tissue(
         counts in ``X`` (sparse), coordinates in micrometres in ``obsm["spatial"]``, the domain in ``obs["truth"]``,
         the (most frequent) cell type in ``obs["cell_type"]``, the slide in ``obs["sample"]``.
     """
-    whole = {"n_genes": n_genes, "n_samples": n_samples, "cells_per_spot": cells_per_spot}
-    if features is not None:
-        whole["features"] = features
-    for name, value in whole.items():
-        if value < 1:
-            msg = f"`{name}` must be a whole number of at least 1, got {value!r}."
-            raise ValueError(msg)
+    sizes = {"n_spots": n_spots, "n_genes": n_genes, "n_samples": n_samples, "cells_per_spot": cells_per_spot}
+    for name, value in (sizes if features is None else {**sizes, "features": features}).items():
+        checks.whole(name, value, least=1)
     if n_spots < 50 * n_samples:
         msg = f"`n_spots` must be at least 50 for each of {n_samples} sample(s), got {n_spots!r}."
         raise ValueError(msg)
-    if not 1 <= n_domains <= n_spots // (10 * n_samples):
-        most = n_spots // (10 * n_samples)
-        msg = f"`n_domains` must be between 1 and a tenth of a sample's spots ({most}), got {n_domains!r}."
-        raise ValueError(msg)
+    most = n_spots // (10 * n_samples)
+    checks.whole("n_domains", n_domains, least=1, most=most, of="a tenth of a sample's spots")
     several = 1 - 1 / cells_per_spot
-    mixing = 0.3 + 0.4 * several if mixing is None else mixing
-    if not 0 <= mixing <= 1:
-        msg = f"`mixing` must be between 0 and 1, got {mixing!r}."
-        raise ValueError(msg)
-    if not 0 <= dropout < 1:
-        msg = f"`dropout` must be at least 0 and below 1, got {dropout!r}."
-        raise ValueError(msg)
-    if depth is not None and not depth > 0:
-        msg = f"`depth` must be positive, got {depth!r}."
-        raise ValueError(msg)
+    mixing = 0.3 + 0.4 * several if mixing is None else checks.share("mixing", mixing)
+    checks.share("dropout", dropout, below_one=True)
+    if depth is not None:
+        checks.positive("depth", depth)
+    checks.seed("seed", seed)
 
     anatomy_seed, cells_seed, expression_seed, *sample_seeds = np.random.SeedSequence(seed).spawn(3 + n_samples)
     organ = draw_organ(n_domains, np.random.default_rng(anatomy_seed))
@@ -110,14 +101,14 @@ def tissue(
 
     obs = pd.DataFrame(
         {
-            "truth": _categorical(slides.domain, organ.names),
-            "cell_type": _categorical(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
-            "sample": _categorical(slides.sample, [str(s + 1) for s in range(n_samples)]),
+            keys.TRUTH: _categorical(slides.domain, organ.names),
+            keys.CELL_TYPE: _categorical(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
+            keys.SAMPLE: _categorical(slides.sample, [str(s + 1) for s in range(n_samples)]),
         },
         index=pd.RangeIndex(1, n_spots + 1).astype(str),
     )
     adata = AnnData(obs=obs, **fill.parts())
-    adata.obsm["spatial"] = slides.position
+    adata.obsm[keys.SPATIAL] = slides.position
     given: dict[str, Any] = {"n_spots": n_spots, "n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
     given |= {"cells_per_spot": cells_per_spot, "mixing": mixing, "depth": depth, "dropout": dropout}
     given |= {"features": features, "seed": seed}
@@ -128,7 +119,7 @@ def tissue(
 def embryo(
     n_spots: int = 150_000, *, n_genes: int = 2_000, n_domains: int = 23, features: int | None = None, seed: int = 0
 ) -> AnnData:
-    """A `tissue` at the scale of the paper's embryo: 150,000 spots of a few cells each, in 23 domains."""
+    """Simulate a `tissue` at the scale of the paper's embryo: 150,000 spots of a few cells each, in 23 domains."""
     return tissue(n_spots, n_genes=n_genes, n_domains=n_domains, cells_per_spot=4, features=features, seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""The slides: spots on deformations of the organ."""
+"""Draw the slides: spots on deformations of the organ."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Deformation(NamedTuple):
 
 
 def draw_slides(organ: Organ, sizes: list[int], cells_per_spot: int, seeds: list[np.random.SeedSequence]) -> Slides:
-    """One slide for each size, side by side."""
+    """Draw one slide for each size, side by side."""
     parts = []
     left = 0.0
     for number, (size, seed) in enumerate(zip(sizes, seeds)):

@@ -7,5 +7,5 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def threads() -> ThreadPoolExecutor:
-    """A pool for work that releases the lock, as numpy does."""
+    """Return a pool for work that releases the lock, as numpy does."""
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
