@@ -1,46 +1,47 @@
 """A solver to copy: stochastic gradient descent on all variables.
 
-    lam <- lam - rate (B / |S|) sum_{b in S} grad_lam f_b,    phi_b <- phi_b - rate grad_phi f_b  for b in S
+    lam <- lam - rate (B / |S|) sum_{b in S} grad_lam f_b,    phi_b <- phi_b - rate grad_phi F  for b in S
 
 Run it: python docs/skeletons/solver.py
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 
 import pdvi
-from pdvi.shards.stacking import put, take
+from pdvi.solvers.local_variables import constrained, gradients, require_gradients
 
 
-class DescentState(NamedTuple):
-    """The first two fields are always ``lam`` and ``local``; add what the method carries along."""
+class Server(NamedTuple):
+    """What the server holds: the field ``lam`` is the reported global parameters; add what the method carries along."""
 
     lam: jax.Array
-    local: Any
 
 
-class Descent(eqx.Module):
+class Descent(pdvi.Solver):
     """Settings are fields; real numbers among them may change without recompilation."""
 
     rate: float = 1e-3
 
-    def init(self, problem, lam, local, batch_size):
-        """The state before the first step."""
-        return DescentState(lam, local)
+    def init(self, problem, lam, batch_size):
+        """Return what the server holds before the first step; refuse a model that lacks what the method needs."""
+        require_gradients("Descent", problem)
+        return Server(lam)
 
-    def step(self, problem, state, batch):
-        """One step on the shards in ``batch``; the others stay as they are. Must be traceable by JAX."""
+    def visit(self, problem, told, local, own, shard):
+        """Return one shard's new local variables, what is kept for it (here nothing), and its message.
 
-        def gradients(local, shard):
-            return jax.grad(problem.loss, argnums=(0, 1))(local, state.lam, shard)
+        ``told`` is ``lam`` (see `Solver.tell`). ``local`` comes with the rows of other shards that this one reads;
+        `gradients` gives the gradient of the whole objective in the shard's own ones.
+        """
+        x, by_x, by_lam = gradients(problem, local, told, shard)
+        x = jax.tree.map(lambda value, slope: value - self.rate * slope, x, by_x)
+        return constrained(problem, x, shard), own, by_lam
 
-        local = take(state.local, batch)
-        by_local, by_lam = jax.vmap(gradients)(local, take(problem.shards, batch))
-        local = jax.tree.map(lambda value, slope: value - self.rate * slope, local, by_local)
-        scale = problem.n_shards / batch.shape[0]
-        return DescentState(state.lam - self.rate * scale * by_lam.sum(0), put(state.local, batch, local))
+    def update(self, problem, server, total, count, told):
+        """Return what the server holds after ``count`` visits, from the sum of their messages."""
+        return Server(server.lam - self.rate * problem.n_shards / count * total)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def check_path(path: str | os.PathLike) -> Path:
+def check_path(path: str | os.PathLike[str]) -> Path:
     """A path that may be that of a file: no directory, and in one that exists."""
     path = Path(path)
     if path.is_dir():
@@ -20,7 +20,7 @@ def check_path(path: str | os.PathLike) -> Path:
     return path
 
 
-def check_writable(path: str | os.PathLike) -> Path:
+def check_writable(path: str | os.PathLike[str]) -> Path:
     """A path that a file can be written to: found out by trying."""
     path = check_path(path)
     temporary = _temporary(path)
@@ -34,7 +34,7 @@ def check_writable(path: str | os.PathLike) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary name beside ``path``, which takes its place at the end; removed if something fails."""
     path = Path(path)
     temporary = _temporary(path)

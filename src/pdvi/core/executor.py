@@ -159,7 +159,9 @@ class Step(eqx.Module):
 
     solver: Solver
 
-    def __call__(self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def __call__(
+        self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Visit a shard."""
         return self.solver.visit(problem, told, local, own, shard)
 

@@ -64,7 +64,7 @@ class Problem(eqx.Module):
             _check_mask_is_used(self, rows)
 
     @staticmethod
-    def from_store(path: str | os.PathLike, model: Any = None, *, verify: bool = True) -> Problem:
+    def from_store(path: str | os.PathLike[str], model: Any = None, *, verify: bool = True) -> Problem:
         """Open the problem that `pdvi.write_store` wrote; its shards stay on disk.
 
         Parameters
@@ -204,7 +204,7 @@ class Problem(eqx.Module):
         """
         batch = jnp.arange(self.n_shards) if batch is None else batch
 
-        def visit(arguments: tuple) -> PyTree:
+        def visit(arguments: tuple[Any, ...]) -> PyTree:
             b, *rest = arguments
             return function(self.read(local, b), take(self.shards, b), *rest)
 

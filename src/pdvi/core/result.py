@@ -81,7 +81,7 @@ class Result:
         """F at the returned parameters."""
         return float(self.trace["objective"].iloc[-1])
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, atomically: a temporary name, fsync, rename."""
         path = check_path(path)
         structure, leaves = _describe(self.local_params)
@@ -109,7 +109,7 @@ class Result:
         _sync(path.parent)
 
 
-def load_result(path: str | os.PathLike) -> Result:
+def load_result(path: str | os.PathLike[str]) -> Result:
     """Read what `Result.save` or a checkpoint wrote. No code in the file is run."""
     path = Path(path)
     if not path.is_file():

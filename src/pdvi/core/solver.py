@@ -149,7 +149,9 @@ class Solver(eqx.Module):
         return server.lam
 
     @abstractmethod
-    def visit(self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return a shard's new local variables and what is kept for it, and the message to be added up.
 
         ``local`` comes with the halo rows appended; they may be returned, or not.
@@ -241,6 +243,6 @@ def filled(template: PyTree, arrays: dict[str, Any], prefix: str, what: str) -> 
     return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in names])
 
 
-def _name(prefix: str, path: tuple) -> str:
+def _name(prefix: str, path: tuple[Any, ...]) -> str:
     tail = jax.tree_util.keystr(path, simple=True, separator=".")
     return f"{prefix}.{tail}" if tail else prefix

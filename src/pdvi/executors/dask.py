@@ -25,13 +25,13 @@ from pdvi._base.checks import positive
 from pdvi._base.types import PyTree
 from pdvi.core.executor import NoShards, Step, updated
 from pdvi.core.solver import Reader, Solver, State, Visitor
-from pdvi.executors.host import add_up
+from pdvi.executors.host import add_up, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.worker import AS_BEFORE, Brief, Failure, awake, make_host
 
 Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
-Calls = dict[str, tuple]  # what each worker is asked: a method of `WorkerHost`, and its arguments
+Calls = dict[str, tuple[Any, ...]]  # what each worker is asked: a method of `WorkerHost`, and its arguments
 
 POLL = 0.5  # seconds after which a silent worker is looked for among the living
 PAUSE = 0.0005  # seconds between two looks for an answer
@@ -145,7 +145,7 @@ class Dask(Remote):
         """Return the sum of what ``reader`` says of these shards."""
         wanted = set(range(self.problem.n_shards) if shards is None else np.asarray(shards).tolist())
 
-        def call(address: str, own: list[int]) -> tuple:
+        def call(address: str, own: list[int]) -> tuple[Any, ...]:
             own = [b for b in own if b in wanted]
             return "look_as", self._brief(address, reader, told), own, self.boundary.halos(own)
 
@@ -217,7 +217,7 @@ class Dask(Remote):
             return Brief(number, content, told)
         return Brief(number, None, jax.tree.map(lambda old, new: AS_BEFORE if _same(old, new) else new, before, told))
 
-    def _visit_call(self, address: str, visitor: Visitor, told: Any, shards: list[int]) -> tuple:
+    def _visit_call(self, address: str, visitor: Visitor, told: Any, shards: list[int]) -> tuple[Any, ...]:
         return VISIT, self._brief(address, visitor, told), shards, self.boundary.halos(shards)
 
     def _take_in(self, part: PyTree, rows: PyTree) -> None:
@@ -256,13 +256,12 @@ class Dask(Remote):
                 state = self.tidied(state, solver)
         return self.tidied(state, solver)
 
-    def _total(self, call: Callable[[str, list[int]], tuple]) -> PyTree:
+    def _total(self, call: Callable[[str, list[int]], tuple[Any, ...]]) -> PyTree:
         """Return the sum of the workers' answers, in an order that does not depend on who is fast."""
         answers = self._everywhere(call)
-        parts = [answers[address] for address in sorted(answers) if answers[address] is not None]
-        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts) if parts else None
+        return total(answers[address] for address in sorted(answers))
 
-    def _everywhere(self, call: Callable[[str, list[int]], tuple]) -> dict[str, Any]:
+    def _everywhere(self, call: Callable[[str, list[int]], tuple[Any, ...]]) -> dict[str, Any]:
         """Return answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
         while True:
             answers = self._ask({address: call(address, own) for address, own in self._owned.items()})

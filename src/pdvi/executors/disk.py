@@ -13,7 +13,7 @@ import numpy as np
 
 from pdvi._base.types import PyTree
 from pdvi.core.solver import Reader, Solver, State, Visitor
-from pdvi.executors.host import Host
+from pdvi.executors.host import Host, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 
@@ -41,7 +41,7 @@ class Disk(Remote):
         a folder for scratch files, as large as all local variables; by default where the store is.
     """
 
-    def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike | None = None):
+    def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike[str] | None = None):
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch = scratch
 
@@ -58,18 +58,18 @@ class Disk(Remote):
         chosen = self._chosen(shards)
         if shards is None:
             self._host.data.expect(chosen)
-        total, rows = self._host.visit(visitor, told, chosen, self.boundary.halos(chosen))
+        message, rows = self._host.visit(visitor, told, chosen, self.boundary.halos(chosen))
         self.boundary.publish(rows)
-        return state, total, len(chosen)
+        return state, message, len(chosen)
 
     def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         chosen = self._chosen(shards)
-        return self._host.look(reader, told, chosen, self.boundary.halos(chosen))
+        return total([self._host.look(reader, told, chosen, self.boundary.halos(chosen))])
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
-        return self._host.fold(function, told)
+        return total([self._host.fold(function, told)])
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""

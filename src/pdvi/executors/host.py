@@ -72,21 +72,21 @@ class Host:
         return add_up(messages), rows
 
     def look(self, reader: Any, told: Any, shards: Iterable[int], halos: Halos) -> PyTree:
-        """Add up, in double precision, what ``reader`` says of these shards."""
+        """Add up, in double precision, what ``reader`` says of these shards; scalars are left apart, see `total`."""
         reader, told = traced(reader), jax.tree.map(jnp.asarray, told)
-        total: PyTree = None
+        part: PyTree = None
         for b, shard in self._each(shards):
             found = _look(self.problem, reader, told, self.local[b], halos[b], self._own_of(b), shard)
-            total = _plus(total, found)
-        return total
+            part = _plus(part, b, found)
+        return part
 
     def fold(self, function: Any, told: Any) -> PyTree:
-        """Add up, in double precision, what ``function`` says of what is kept for each shard."""
+        """Add up in the same way what ``function`` says of what is kept for each shard."""
         function, told = traced(function), jax.tree.map(jnp.asarray, told)
-        total: PyTree = None
+        part: PyTree = None
         for b in self.shards:
-            total = _plus(total, _fold(function, told, self._own_of(b)))
-        return total
+            part = _plus(part, b, _fold(function, told, self._own_of(b)))
+        return part
 
     def _own_of(self, b: int) -> PyTree:
         return self.own.get(b)
@@ -111,9 +111,35 @@ def add_up(parts: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=float).astype(leaves[0].dtype), *parts)
 
 
-def _plus(total: PyTree, found: PyTree) -> PyTree:
-    wide = jax.tree.map(lambda leaf: np.asarray(leaf, float), found)
-    return wide if total is None else jax.tree.map(np.add, total, wide)
+class PerShard:
+    """A number of each of some shards: they are added in the shards' order, wherever the shards are."""
+
+    def __init__(self, numbers: dict[int, float]):
+        self.numbers = numbers
+
+    def __add__(self, other: PerShard) -> PerShard:
+        return PerShard({**self.numbers, **other.numbers})
+
+    def sum(self) -> Any:
+        """Return their sum."""
+        return np.array([self.numbers[b] for b in sorted(self.numbers)]).sum()
+
+
+def total(parts: Iterable[PyTree]) -> PyTree:
+    """Return the sum of what hosts said of their shards."""
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return None
+    added = jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
+    return jax.tree.map(lambda leaf: leaf.sum() if isinstance(leaf, PerShard) else leaf, added)
+
+
+def _plus(part: PyTree, b: int, found: PyTree) -> PyTree:
+    def wide(leaf: Any) -> Any:
+        return PerShard({b: float(leaf)}) if leaf.ndim == 0 else np.asarray(leaf, float)
+
+    new = jax.tree.map(wide, found)
+    return new if part is None else jax.tree.map(lambda old, more: old + more, part, new)
 
 
 @eqx.filter_jit

@@ -98,7 +98,9 @@ def _begun(problem: Problem, solver: Solver, server: Any, local: PyTree) -> PyTr
 
 
 @eqx.filter_jit
-def _visited(problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> tuple:
+def _visited(
+    problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None
+) -> tuple[PyTree, PyTree, PyTree]:
     phi, kept, messages = visited(problem, visitor, told, local, own, batch)
     if batch is not None:
         phi, kept = put(local, batch, phi), put(own, batch, kept)

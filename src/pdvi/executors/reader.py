@@ -22,7 +22,7 @@ class Reader:
         self._kept: dict[int, PyTree] = {}
         self._checked: set[int] = set()
         self._queue: deque[int] = deque()
-        self._ahead: tuple[int, Future] | None = None
+        self._ahead: tuple[int, Future[PyTree]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdvi-read-ahead")
 
     def expect(self, order: Iterable[int]) -> None:

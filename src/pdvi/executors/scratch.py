@@ -16,7 +16,7 @@ PyTree = Any
 class Scratch:
     """A pytree per shard, all of one shape, on disk; read and written by number as in a dict."""
 
-    def __init__(self, template: PyTree, n_shards: int, folder: str | os.PathLike | None = None):
+    def __init__(self, template: PyTree, n_shards: int, folder: str | os.PathLike[str] | None = None):
         leaves, self._structure = jax.tree.flatten(template)
         self._shapes = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
         self._files = [tempfile.TemporaryFile(dir=None if folder is None else str(folder)) for _ in leaves]  # noqa: SIM115

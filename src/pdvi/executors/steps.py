@@ -50,10 +50,12 @@ def stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
 
 
-def visited(problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> tuple:
+def visited(
+    problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None
+) -> tuple[PyTree, PyTree, PyTree]:
     """Return new locals, what is kept, and the messages of the shards in ``batch`` (None: all), stacked."""
 
-    def one(phi: PyTree, shard: PyTree, kept: PyTree) -> tuple:
+    def one(phi: PyTree, shard: PyTree, kept: PyTree) -> tuple[PyTree, PyTree, PyTree]:
         new, kept, message = visitor(problem, told, phi, kept, shard)
         return without_halo(new, rows), kept, message
 

@@ -24,7 +24,7 @@ from pdvi._base.console import Say
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
 from pdvi.reproduce.provenance import sign
 from pdvi.run.fit import Progress
-from pdvi.run.tune import EQUAL, PARTS, _with
+from pdvi.run.tune import EQUAL, PARTS, with_settings
 
 Arrays = dict[str, np.ndarray]
 ROUNDING = 1e-12  # relative, in double precision: smaller differences of objectives mean nothing
@@ -191,7 +191,7 @@ def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
 
 def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None:
     problem, watch, keep = task(seed)
-    solver = _with(problem, method.solver, runs.settings(case, method))
+    solver = with_settings(problem, method.solver, runs.settings(case, method))
     extra: list[dict[str, Any]] = []
     settings: dict[str, Any] = {
         "batch_size": None if solver.full_batch else case.batch_size,

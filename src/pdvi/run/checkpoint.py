@@ -20,14 +20,14 @@ class CheckpointWarning(UserWarning):
 class Checkpoint:
     """Where to keep a run while it lasts, and how often; written at log points and at the end."""
 
-    path: str | os.PathLike
+    path: str | os.PathLike[str]
     every_seconds: float = 5.0
 
 
 class Keeper:
     """Writes checkpoints, not too often."""
 
-    def __init__(self, checkpoint: Checkpoint | str | os.PathLike | None):
+    def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str] | None):
         self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
         if self.to:
             check_path(self.to.path)  # now, not after the first hour

@@ -57,10 +57,10 @@ def fit(
     grad_tol: float = 0.0,
     seed: int | None = None,
     sampling: Sampling | None = None,
-    start: Result | Point | str | os.PathLike | Mapping[str, Any] | None = None,
+    start: Result | Point | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     callbacks: Sequence[Callable[[Progress], Any]] = (),
-    checkpoint: Checkpoint | str | os.PathLike | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     log_every: float = 1.0,
     progress: bool | None = None,
 ) -> Result:
@@ -143,7 +143,7 @@ def fit(
 
 def _verdict(
     run: Run,
-    callbacks: Sequence[Callable],
+    callbacks: Sequence[Callable[[Progress], Any]],
     last: int,
     max_seconds: float | None,
     tol: float,

@@ -62,7 +62,7 @@ def tune(
     start: Result | Point | Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     seed: int = 0,
-    path: str | os.PathLike | None = None,
+    path: str | os.PathLike[str] | None = None,
     equal: float = EQUAL,
     vectorise: bool | None = None,
     progress: bool | None = None,
@@ -103,7 +103,7 @@ def tune(
     positive("max_epochs", max_epochs)
     start = start.point if isinstance(start, Result) else start  # a start, never a run to continue
     task = _Task(problem, batch_size, max_epochs, sampling, start, executor, seed)
-    first = task.run(_with(problem, solver, {name: grid[0] for name, grid in grids.items()}))
+    first = task.run(with_settings(problem, solver, {name: grid[0] for name, grid in grids.items()}))
     first.log()
     ledger = _Ledger(path, _fingerprint(problem, solver, grids, task, first))
     side_by_side = executor is None and _small(first) if vectorise is None else vectorise
@@ -120,7 +120,7 @@ def tune(
             missing = [settings for settings in wanted if _key(settings) not in ledger.done]
             groups = [missing] if side_by_side and missing else [[settings] for settings in missing]
             for group in groups:
-                runs = [task.run(_with(problem, solver, settings)) for settings in group]
+                runs = [task.run(with_settings(problem, solver, settings)) for settings in group]
                 for settings, course in zip(group, _courses(runs, task.last(runs[0]), longest)):
                     ledger.add(settings, course)
             for settings in wanted:
@@ -131,7 +131,7 @@ def tune(
                 break
     settings = _best(made, start_objective, list(grids), equal)
     objective = ledger.done[_key(settings)][-1]
-    return TuningResult(_with(problem, solver, settings), settings, objective, pd.DataFrame(made))
+    return TuningResult(with_settings(problem, solver, settings), settings, objective, pd.DataFrame(made))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _small(run: Run) -> bool:
 class _Ledger:
     """Finished trials, kept in a file if there is one: a line says what is tuned, then a line per trial."""
 
-    def __init__(self, path: str | os.PathLike | None, fingerprint: dict[str, Any]):
+    def __init__(self, path: str | os.PathLike[str] | None, fingerprint: dict[str, Any]):
         self.path = None if path is None else check_path(path)
         self.done: dict[str, list[float]] = {}
         if self.path is None:
@@ -337,7 +337,7 @@ def _check_trials(trials: int, grids: dict[str, tuple[float, ...]]) -> None:
         raise ValueError(msg)
 
 
-def _with(problem: Problem, solver: Solver, settings: Settings) -> Any:
+def with_settings(problem: Problem, solver: Solver, settings: Settings) -> Any:
     """The solver with these settings; those with a block after a dot become dicts."""
     values: dict[str, Any] = {}
     for name, value in settings.items():

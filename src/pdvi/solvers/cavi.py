@@ -34,7 +34,9 @@ class CAVI(Solver):
         require(type(self).__name__, problem.model, Conjugate)
         return CAVIServer(lam)
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and their statistics."""
         local = optimise(problem, local, told, shard, self.sweeps, 0.0)
         return local, own, problem.model.statistics(local, shard)

@@ -54,7 +54,9 @@ class ControlVariates(Solver):
         """Return the gradient at known locals: a stationary start then stays put."""
         return jax.grad(problem.loss, argnums=1)(local, lam, shard)
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: Array, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: Array, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the moved locals, the gradient there, and by how much it changed."""
         local = self._moved(problem, local, told, shard)
         slope = jax.grad(problem.loss, argnums=1)(local, told, shard)

@@ -148,7 +148,9 @@ class _Exploration(Solver):
         """Count the steps."""
         return server._replace(made=server.made + 1)
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Visit as `SVI` does; what the inner solver keeps stays as it is."""
         local, _, statistics = self.svi.visit(problem, told, local, (), shard)
         return local, own, statistics

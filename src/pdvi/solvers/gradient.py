@@ -54,7 +54,9 @@ class _Gradient(Solver):
         """Return an empty memory: past gradients cannot be known."""
         return self.transform().init(free(problem, own_rows(problem, local)))
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals after a step down their gradient, its memory, and the gradient in the globals."""
         x, slope, by_lam = gradients(problem, local, told, shard)
         move, own = self.transform().update(slope, own)

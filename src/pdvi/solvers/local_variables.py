@@ -59,11 +59,11 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
             local = sweep(local)
         return local
 
-    def unfinished(carry: tuple) -> Array:
+    def unfinished(carry: tuple[Any, ...]) -> Array:
         count, _, moved = carry
         return (count < sweeps) & (moved > tol)
 
-    def again(carry: tuple) -> tuple:
+    def again(carry: tuple[Any, ...]) -> tuple[PyTree, PyTree, PyTree]:
         count, old, _ = carry
         new = sweep(old)
         return count + 1, new, _largest_change(old, new)
@@ -71,7 +71,7 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
     return jax.lax.while_loop(unfinished, again, (0, local, jnp.asarray(jnp.inf, lam.dtype)))[1]
 
 
-def settle(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+def settle(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[PyTree, PyTree, PyTree]:
     """Return the locals near ``local`` that fit given globals: a visitor, where a run goes on from globals alone."""
     return optimise(problem, local, lam, shard, None, SETTLED), own, None
 
@@ -81,7 +81,9 @@ class Recall(eqx.Module):
 
     solver: Solver
 
-    def __call__(self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def __call__(
+        self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the same local variables, and what is kept for them."""
         return local, self.solver.recall(problem, lam, local, shard), None
 

@@ -53,7 +53,9 @@ class MemoizedVB(Solver):
         """Return the statistics of known locals."""
         return Memo(problem.model.statistics(local, shard), jnp.ones(()))
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: Memo, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: Memo, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, their statistics, and by how much these changed."""
         local = optimise(problem, local, told, shard, self.sweeps, 0.0)
         memo = Memo(problem.model.statistics(local, shard), jnp.ones(()))

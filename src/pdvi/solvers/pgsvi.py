@@ -44,7 +44,9 @@ class PGSVI(Solver):
         check_decay(self.rate, 0.0, 1.0)
         return CAVIServer(lam)
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, their statistics, and the slope of what these leave out."""
         model, globals_ = problem.model, problem.unravel(told)
         local = optimise(problem, local, told, shard, self.sweeps, 0.0)

@@ -40,7 +40,9 @@ class SNGVI(Solver):
         check_decay(self.rate, self.forgetting, self.delay)
         return SVIServer(lam, jnp.zeros(()))
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and the gradient in the globals there."""
         local = optimise(problem, local, told, shard, self.sweeps, self.tol)
         return local, own, jax.grad(problem.loss, argnums=1)(local, told, shard)

@@ -49,7 +49,9 @@ class SVI(Solver):
         check_decay(self.rate, self.forgetting, self.delay)
         return SVIServer(lam, jnp.zeros(()))
 
-    def visit(self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and their statistics."""
         local = optimise(problem, local, told, shard, self.sweeps, self.tol)
         return local, own, problem.model.statistics(local, shard)

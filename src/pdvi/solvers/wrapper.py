@@ -29,7 +29,9 @@ class Wrapper(Solver):
         """Return what the inner solver tells."""
         return self.solver.tell(server.inner)
 
-    def visit(self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Visit as the inner solver does."""
         return self.solver.visit(problem, told, local, own, shard)
 

@@ -45,7 +45,9 @@ class Told(NamedTuple):
     penalty: Array
 
 
-def visit(oracle: Oracle, problem: Problem, told: Told, phi: PyTree, own: Own, shard: PyTree) -> tuple:
+def visit(
+    oracle: Oracle, problem: Problem, told: Told, phi: PyTree, own: Own, shard: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
     """Visit one shard, be it in memory, on a disk or on a cluster's worker."""
     lam0, D = told
     phi, lam = oracle(problem, phi, shard, lam0, own.dual, D)  # local primal

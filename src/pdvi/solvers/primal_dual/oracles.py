@@ -41,7 +41,7 @@ class Newton(eqx.Module):
         """Return a minimiser of ``objective`` near ``start``."""
         eps, tiny = jnp.finfo(start.dtype).eps, jnp.finfo(start.dtype).tiny
 
-        def step(carry: tuple) -> tuple:
+        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, x, limit, _ = carry
             value, gradient = jax.value_and_grad(objective)(x)
             steepest = jnp.abs(gradient).max()
@@ -51,12 +51,12 @@ class Newton(eqx.Module):
             move = vectors @ ((vectors.T @ gradient) / values)
             slope, rounding = gradient @ move, 4 * eps * jnp.abs(value)
 
-            def too_long(search: tuple) -> Array:
+            def too_long(search: tuple[Any, ...]) -> Array:
                 halving, _, candidate = search
                 wanted = value - 1e-4 * 0.5**halving * slope + rounding
                 return ~(candidate <= wanted) & (halving < self.halvings)
 
-            def halve(search: tuple) -> tuple:
+            def halve(search: tuple[Any, ...]) -> tuple[Any, ...]:
                 halving = search[0] + 1
                 moved = x - 0.5**halving * move
                 return halving, moved, objective(moved)
@@ -67,7 +67,7 @@ class Newton(eqx.Module):
             more = accepted & (slope > rounding) & (steepest > limit)
             return count + 1, jnp.where(accepted, moved, x), limit, more
 
-        def unfinished(carry: tuple) -> Array:
+        def unfinished(carry: tuple[Any, ...]) -> Array:
             return (carry[0] < self.steps) & carry[3]
 
         carry = (0, start, jnp.zeros((), start.dtype), jnp.asarray(True))
@@ -127,12 +127,12 @@ class CoordinateDescent(eqx.Module):
         if self.sweeps == 1:
             return sweep(local, lam0)
 
-        def unfinished(carry: tuple) -> Array:
+        def unfinished(carry: tuple[Any, ...]) -> Array:
             count, _, lam, moved = carry
             rounding = 4 * jnp.finfo(lam.dtype).eps * jnp.abs(lam).max()
             return (count < self.sweeps) & (moved > self.tol * jnp.abs(lam - lam0).max() + rounding)
 
-        def again(carry: tuple) -> tuple:
+        def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, local, lam, _ = carry
             local, new = sweep(local, lam)
             return count + 1, local, new, jnp.abs(new - lam).max()

@@ -71,7 +71,9 @@ class PrimalDual(Solver):
         """Return lam0 and D."""
         return Told(server.lam0, server.penalty)
 
-    def visit(self, problem: Problem, told: Told, local: PyTree, own: Own, shard: PyTree) -> tuple:
+    def visit(
+        self, problem: Problem, told: Told, local: PyTree, own: Own, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Return phi_b; lam_b and mu_b; lam_b - lam0."""
         return visit(self.oracle or default_oracle(problem), problem, told, local, own, shard)
 
