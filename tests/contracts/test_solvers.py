@@ -1,6 +1,8 @@
 """What every solver owes, on every model it can serve. Listing a solver in `pdvi.solvers.SOLVERS` puts it here."""
 
+import runpy
 from functools import cache
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,8 +12,10 @@ import pdvi
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.shards.partition import along_space, layout, median_cuts
-from pdvi.solvers import SOLVERS
+from pdvi.solvers import SOLVERS as LISTED
 
+SKELETON = runpy.run_path(str(Path(__file__).parents[2] / "docs/skeletons/solver.py"))
+SOLVERS = {**LISTED, "Descent": SKELETON["Descent"]()}  # what the documents offer to be copied, too
 BATCH = 3
 STEPWISE = 0.25  # epochs per log point: one step, so that one compiled function serves all tests of a case
 
@@ -86,7 +90,7 @@ def contents(result):
 def test_every_solver_is_listed():
     wrappers = {"Continued", "Explored"}
     classes = [getattr(pdvi.solvers, name) for name in pdvi.solvers.__all__ if name not in {"SOLVERS", *wrappers}]
-    assert {name: type(solver) for name, solver in SOLVERS.items()} == {one.__name__: one for one in classes}
+    assert {name: type(solver) for name, solver in LISTED.items()} == {one.__name__: one for one in classes}
 
 
 @pytest.mark.parametrize(("case", "lacking"), UNSERVED.items(), ids=lambda value: str(value).replace(" ", ""))
