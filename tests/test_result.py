@@ -14,7 +14,7 @@ import pytest
 
 import pdvi
 from pdvi import load_result
-from test_fit import SOLVER, assert_same, problem
+from test_fit import SOLVER, problem
 
 
 def fit(solver=SOLVER, **settings):
@@ -34,15 +34,24 @@ def assert_same_bits(one, two):
         assert a.tobytes() == b.tobytes()
 
 
+def assert_same(one, two):
+    """The same parameters, solver state and trace, but for the time."""
+    assert one.n_steps == two.n_steps
+    for name in ("global_params", "local_params", "state"):
+        assert_same_bits(getattr(one, name), getattr(two, name))
+    one, two = (result.trace.drop(columns="seconds") for result in (one, two))
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+
+
 def assert_kept(result, path):
     """Saved and loaded, every field is the same."""
     result.save(path)
     loaded = load_result(path)
-    for name in ("global_params", "local_params", "rest"):
+    for name in ("global_params", "local_params", "state"):
         assert_same_bits(getattr(result, name), getattr(loaded, name))
     assert list(result.global_params) == list(loaded.global_params)
     pd.testing.assert_frame_equal(result.trace, loaded.trace, check_exact=True)
-    for name in ("status", "n_steps", "seed", "batch_size", "solver", "objective", "converged"):
+    for name in ("status", "n_steps", "seed", "batch_size", "solver", "data", "objective", "converged"):
         assert getattr(result, name) == getattr(loaded, name)
 
 
@@ -73,7 +82,9 @@ def test_awkward_numbers_and_structures_are_kept(tmp_path):
         },
         trace=trace,
         status=pdvi.Status.DIVERGED,
-        rest=[np.full(3, np.nan), np.int32(4) * np.ones((), np.int32)],
+        state={"server.h": np.full(3, np.nan), "own.count": np.int32(4) * np.ones((), np.int32), "a/b": np.zeros(0)},
+        solver={"class": "P2DVI", "eta": {"lam": [0.1, 1e-300]}, "exploration": None},
+        data="crc32:00c0ffee",
     )
     assert_kept(result, tmp_path / "run.pdvi")
 
@@ -205,7 +216,7 @@ def test_files_hold_numbers_and_json_only(tmp_path):
     """No pickle: every member is zarr metadata in JSON or one chunk of raw numbers."""
     path = tmp_path / "run.pdvi"
     short().save(path)
-    raw = [leaf.tobytes() for leaf in jax.tree.leaves((short().global_params, short().local_params, short().rest))]
+    raw = [leaf.tobytes() for leaf in jax.tree.leaves((short().global_params, short().local_params, short().state))]
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
         chunks = [name for name in names if not name.endswith("zarr.json")]
@@ -230,7 +241,7 @@ def test_a_kept_run_goes_on_with_the_same_bits(tmp_path, log_every, kept):
     again, whole = fit(start=start, log_every=log_every), fit(log_every=log_every)
     assert_same_bits(again.global_params, whole.global_params)
     assert_same_bits(again.local_params, whole.local_params)
-    assert_same_bits(again.rest, whole.rest)
+    assert_same_bits(again.state, whole.state)
     assert_same(again, whole)
     assert (np.diff(again.trace["seconds"]) > 0).all()
 

@@ -193,7 +193,7 @@ class _Run:
         if earlier is None:
             state = self.executor.warm(self.problem, self.solver, state) if known else state
             return state, state
-        leaves = [state.lam, *jax.tree.leaves(state.local), *earlier.rest]
+        leaves = [state.lam, *jax.tree.leaves(state.local), *earlier.state.values()]
         size = len(jax.tree.leaves(state))
         now = like(state, leaves[:size], "the solver's state in `start`")
         good = like(state, leaves[size:], "the last good state in `start`") if leaves[size:] else now
@@ -283,7 +283,7 @@ class _Run:
             seed=self.seed,
             batch_size=self.batch_size,
             solver=_describe(self.solver),
-            rest=[np.asarray(leaf) for leaf in rest],
+            state={str(i): np.asarray(leaf) for i, leaf in enumerate(rest)},
         )
 
 
