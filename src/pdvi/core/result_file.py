@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from pdvi._base.atomic import check_path, replacing
+from pdvi._base.checks import instance
 from pdvi._base.types import PyTree
 from pdvi.core.result import Result, Status
 
@@ -127,20 +128,45 @@ def _read(file: BinaryIO) -> Result:
             else np.empty(shape, dtype)
             for name, (dtype, shape) in claimed.items()
         }
-    trace = pd.DataFrame({name: arrays[f"trace/{i}"] for i, name in enumerate(meta["columns"])})
-    trace["event"] = pd.Series(meta["events"], dtype=object)
     return Result(
-        global_params={name: arrays[f"global/{i}"] for i, name in enumerate(meta["blocks"])},
+        global_params=_named("global", _texts(meta, "blocks"), arrays),
         local_params=_rebuild(meta["local"], arrays),
-        trace=trace,
+        trace=_trace(meta, arrays),
         status=Status[meta["status"]],
         n_steps=_whole(meta["n_steps"]),
         seed=_whole(meta["seed"]),
         batch_size=_whole(meta["batch_size"]),
-        solver=meta["solver"],
-        state={name: arrays[f"state/{i}"] for i, name in enumerate(meta["state"])},
-        data=meta["data"],
+        solver=instance("solver", meta["solver"], (dict, str), "settings"),
+        state=_named("state", _texts(meta, "state"), arrays),
+        data=instance("data", meta["data"], str, "a text"),
     )
+
+
+def _trace(meta: dict[str, Any], arrays: Arrays) -> pd.DataFrame:
+    trace = pd.DataFrame(_named("trace", _texts(meta, "columns"), arrays))
+    events = meta["events"]
+    if not (isinstance(events, list) and len(events) == len(trace) and all(isinstance(text, str) for text in events)):
+        msg = f"`events` must be {len(trace)} texts"
+        raise ValueError(msg)
+    trace["event"] = pd.Series(events, dtype=object)
+    return trace
+
+
+def _named(part: str, names: list[str], arrays: Arrays) -> Arrays:
+    """Return the arrays of one part by name."""
+    found = [name for name in arrays if name.startswith(f"{part}/")]
+    if len(found) != len(names):
+        msg = f"{part} has {len(found)} arrays for {names}"
+        raise ValueError(msg)
+    return {name: arrays[f"{part}/{i}"] for i, name in enumerate(names)}
+
+
+def _texts(meta: dict[str, Any], key: str) -> list[str]:
+    names = meta[key]
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)):
+        msg = f"`{key}` must be texts, each once"
+        raise ValueError(msg)
+    return names
 
 
 def _check_sizes(
