@@ -160,9 +160,7 @@ class StoreWriter:
         self.path = Path(path)
         self._target = resolved(self.path)  # through links: where a link points to, there the store will be
         self._overwrite = overwrite
-        if self.path.exists() and not overwrite:
-            msg = f"`path` must not exist yet, but {str(self.path)!r} does; remove it, or give overwrite=True."
-            raise ValueError(msg)
+        self._check_free()
         if not self._target.parent.is_dir():
             folder = self._target.parent if self.path.is_symlink() else self.path.parent
             msg = f"`path` must be in a folder that exists, but {str(folder)!r} does not; create it first."
@@ -219,7 +217,13 @@ class StoreWriter:
         self._new_file(MANIFEST).write_bytes(manifest.encode())
         for scratch in self.folder.glob("*.tmp"):
             scratch.unlink()
+        self._check_free()  # again: hours may have passed
         settle_folder(self.folder, self._target, replace=self._overwrite)
+
+    def _check_free(self) -> None:
+        if self.path.exists() and not self._overwrite:
+            msg = f"`path` must not exist yet, but {str(self.path)!r} does; remove it, or give overwrite=True."
+            raise ValueError(msg)
 
     def _describe(self, arrays: dict[str, np.ndarray]) -> None:
         for name, leaf in arrays.items():
