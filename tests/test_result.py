@@ -14,7 +14,7 @@ import pytest
 
 import pdvi
 from pdvi import load_result
-from test_fit import SOLVER, assert_same, problem
+from test_fit import SOLVER, problem
 
 
 def fit(solver=SOLVER, **settings):
@@ -34,6 +34,15 @@ def assert_same_bits(one, two):
         assert a.tobytes() == b.tobytes()
 
 
+def assert_same(one, two):
+    """The same parameters, solver state and trace, but for the time."""
+    assert one.n_steps == two.n_steps
+    for name in ("global_params", "local_params", "state"):
+        assert_same_bits(getattr(one, name), getattr(two, name))
+    one, two = (result.trace.drop(columns="seconds") for result in (one, two))
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+
+
 def assert_kept(result, path):
     """Saved and loaded, every field is the same."""
     result.save(path)
@@ -42,7 +51,7 @@ def assert_kept(result, path):
         assert_same_bits(getattr(result, name), getattr(loaded, name))
     assert list(result.global_params) == list(loaded.global_params)
     pd.testing.assert_frame_equal(result.trace, loaded.trace, check_exact=True)
-    for name in ("status", "n_steps", "seed", "batch_size", "solver", "objective", "converged"):
+    for name in ("status", "n_steps", "seed", "batch_size", "solver", "data", "objective", "converged"):
         assert getattr(result, name) == getattr(loaded, name)
 
 
@@ -73,7 +82,9 @@ def test_awkward_numbers_and_structures_are_kept(tmp_path):
         },
         trace=trace,
         status=pdvi.Status.DIVERGED,
-        state={"server.h": np.full(3, np.nan), "own.count": np.int32(4) * np.ones((), np.int32)},
+        state={"server.h": np.full(3, np.nan), "own.count": np.int32(4) * np.ones((), np.int32), "a/b": np.zeros(0)},
+        solver={"class": "P2DVI", "eta": {"lam": [0.1, 1e-300]}, "exploration": None},
+        data="crc32:00c0ffee",
     )
     assert_kept(result, tmp_path / "run.pdvi")
 

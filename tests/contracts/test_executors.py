@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_run(both, tmp_path, monke
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("pdvi.core.result._write", full)
+    monkeypatch.setattr("pdvi.core.result_file._write", full)
     keep = pdvi.Checkpoint(path, every_seconds=0)
     with pytest.warns(pdvi.CheckpointWarning, match="No space left on device; the one before is kept"):
         result = pdvi.fit(stored, pdvi.P2DVI(), max_epochs=3, tol=0, checkpoint=keep)

@@ -11,11 +11,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi._anndata.checks import SPATIAL
+from pdvi.core.model import described
 from pdvi.core.problem import Problem
 from pdvi.mixtures.build import LARGE, SPARE, EmpiricalBayes, empirical_bayes, potts_model, safe_damping
 from pdvi.shards.neighbours import shard_table
 from pdvi.shards.partition import Layout, along_space, layout, median_cuts
-from pdvi.shards.store import StoreWriter, describe_model
+from pdvi.shards.store import StoreWriter
 
 BLOCK = 100_000  # rows of a lazy array that are in memory at once
 DAMPING_SHARDS = 64  # on whose own edges the damping is measured
@@ -85,7 +86,7 @@ def _write_problem(path: str | os.PathLike, problem: Problem, overwrite: bool) -
         for b in range(problem.n_shards):
             writer.add({name: np.asarray(leaf[b]) for name, leaf in problem.shards.items()})
         halo = None if problem.halo is None else np.asarray(problem.halo)
-        writer.finish(halo=halo, model=describe_model(problem.model))
+        writer.finish(halo=halo, model=described(problem.model))
 
 
 def _write_mixture(
@@ -120,7 +121,7 @@ def _write_mixture(
         if damping is None and b in measured:
             dampings.append(safe_damping(sp.csr_array(edges[:, own]), spare=SPARE))
     model = potts_model(settings, len(slots), damping=max(dampings) if damping is None else damping)
-    writer.finish(halo=_padded(halos), rows=where.rows, model=describe_model(model))
+    writer.finish(halo=_padded(halos), rows=where.rows, model=described(model))
 
 
 def _padded(halos: list[np.ndarray]) -> np.ndarray | None:

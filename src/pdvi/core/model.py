@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pdvi._base.types import Array, Globals, PyTree
 
@@ -188,9 +189,28 @@ def registered(kind: Kind) -> Kind:
     return kind
 
 
-def registered_model(name: str) -> type:
-    """Return the model that a store names."""
-    if name not in _REGISTERED:
-        msg = f"the store holds a model {name!r}, which is none of {sorted(_REGISTERED)}; give `model`."
+def described(model: Any) -> dict[str, Any] | None:
+    """Return a registered model as JSON; None for any other, which has to be given again when a store is opened."""
+    kind = type(model)
+    if _REGISTERED.get(kind.__name__) is not kind:
+        return None
+    fields = {}
+    for name, value in vars(model).items():
+        if isinstance(value, jax.Array | np.ndarray):
+            fields[name] = {"dtype": np.asarray(value).dtype.str, "values": np.asarray(value).tolist()}
+        else:
+            fields[name] = value
+    return {"class": kind.__name__, "fields": fields}
+
+
+def rebuilt(described: dict[str, Any]) -> Any:
+    """Return the model that `described` told of."""
+    kind = described["class"]
+    if kind not in _REGISTERED:
+        msg = f"the store holds a model {kind!r}, which is none of {sorted(_REGISTERED)}; give `model`."
         raise ValueError(msg)
-    return _REGISTERED[name]
+    fields = {
+        name: np.asarray(value["values"], value["dtype"]) if isinstance(value, dict) else value
+        for name, value in described["fields"].items()
+    }
+    return _REGISTERED[kind](**fields)

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.types import Array, Globals, PyTree
-from pdvi.core.model import Augmentation, Model, lacking, methods_of, registered_model
+from pdvi.core.model import Augmentation, Model, lacking, methods_of, rebuilt
 from pdvi.shards.stacking import stack, take, to_device
-from pdvi.shards.store import Store, rebuild_fields
+from pdvi.shards.store import Store
 
 LOOKED_AT = 2**20  # numbers of a large array that its checksum takes in
 VECTORISED = 2**18  # array elements of shards worked on at once, where shards are smaller than that
@@ -79,7 +79,7 @@ class Problem(eqx.Module):
             if store.model is None:
                 msg = f"`model` must be given: the store {str(store.path)!r} holds none, since it is not one of pdvi's."
                 raise ValueError(msg)
-            model = registered_model(store.model["class"])(**rebuild_fields(store.model))
+            model = rebuilt(store.model)
         return Problem(model, store)
 
     def load(self) -> Problem:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdvi._base.atomic import check_path
+from pdvi._base.checks import instance
 from pdvi.core.result import Result
 
 
@@ -29,7 +30,11 @@ class Keeper:
 
     def __init__(self, checkpoint: Checkpoint | str | os.PathLike[str] | None):
         self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
-        if self.to:
+        if self.to is not None:
+            instance("checkpoint", self.to, Checkpoint, "a path, or a Checkpoint")
+            if not self.to.every_seconds >= 0:
+                msg = f"`every_seconds` must be at least 0 (infinite: only at the end), got {self.to.every_seconds!r}."
+                raise ValueError(msg)
             check_path(self.to.path)  # now, not after the first hour
         self.saved = time.monotonic()
 
@@ -39,14 +44,17 @@ class Keeper:
             self.now(result())
 
     def now(self, result: Result) -> None:
-        """Keep this result. A full disk is no reason to lose the run: it goes on, and the last checkpoint stays."""
+        """Keep this result. What cannot be written is no reason to lose the run: the last checkpoint stays."""
         if not self.to:
             return
         try:
             result.save(self.to.path)
-        except OSError as error:
+        except Exception as error:  # whatever a file system or a writer raises
             kept = "the one before is kept" if os.path.exists(self.to.path) else "there is none yet"
-            why = error.strerror or error
-            msg = f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. Make room."
+            why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+            msg = (
+                f"cannot write the checkpoint {str(self.to.path)!r}: {why}; {kept}, and the run goes on. "
+                "Make room, or save the result elsewhere at the end."
+            )
             warnings.warn(msg, CheckpointWarning, stacklevel=4)
         self.saved = time.monotonic()
