@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures.estimators import check_graph
+from pdvi.mixtures.checks import check_graph
 
 DATA = pdvi.datasets.mixture(6_000, dim=4, n_components=3, batch_size=500, separation=3.0, seed=0)
 TISSUE = pdvi.datasets.tissue_features(2_500, n_features=20, n_domains=4, noise=1.2, patchiness=8, seed=1)
