@@ -13,7 +13,7 @@ TISSUE = pdvi.datasets.tissue_features(2_500, n_features=20, n_domains=4, noise=
 GRAPH = graphs.weights(graphs.nearest(TISSUE.coordinates, 6), TISSUE.X)
 
 
-@parametrize_with_checks([pdvi.GaussianMixture(n_components=2, max_epochs=10)])
+@parametrize_with_checks([pdvi.GaussianMixture(n_components=2)])
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 

@@ -87,12 +87,11 @@ def _on_disk(blocks: Iterable[sp.csr_array], n_rows: int, path: Path) -> sp.csr_
             degrees.append(np.diff(block.indptr))
             dtype = block.dtype
     indptr = np.concatenate(degrees).cumsum()
-    if indptr[-1] == 0:
-        return sp.csr_array((n_rows, n_rows), dtype=dtype)
-    # all indices of one type: scipy would copy them otherwise
-    if indptr[-1] < 2**31:
+    if indptr[-1] < 2**31:  # all indices of one type: scipy would copy them otherwise
         indptr = indptr.astype(np.int32)
-    values, places = np.memmap(files[1], dtype, "r"), np.memmap(files[0], np.int32, "r")
+    values, places = np.empty(0, dtype), np.empty(0, np.int32)
+    if indptr[-1]:  # an empty file cannot be mapped
+        values, places = np.memmap(files[1], dtype, "r"), np.memmap(files[0], np.int32, "r")
     return sp.csr_array((values, places, indptr), shape=(n_rows, n_rows))
 
 

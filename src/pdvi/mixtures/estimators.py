@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pdvi.mixtures.checks import check_coordinates, check_graph, check_probabilities
@@ -42,9 +40,7 @@ class _Mixture(BaseEstimator):
         self.n_iter_ = max(1, round(found.epochs))
         self.converged_ = result.converged
         self.fit_seconds_ = found.seconds
-        if not self.converged_:
-            msg = f"{type(self).__name__} did not converge in {self.n_iter_} epochs ({result.status})."
-            warnings.warn(msg, ConvergenceWarning, stacklevel=3)
+        found.warn_unless_converged(type(self).__name__)
 
     def _whiten(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "means_")

@@ -7,6 +7,7 @@ many), `fit_rows` (every start, the best of them, reseeded), `_fit_from` (one st
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,16 +47,10 @@ def find_domains(
     before = np.asarray(found.probabilities, np.float32)
     if spots is not None and (force or are_normal_clouds(spots, before, task.recipe)):
         graph = weak_graph()
-        weak = Task(
-            task.n_components,
-            covariance=task.covariance,
-            beta=task.beta * task.recipe.refine_coupling,
-            random_state=task.random_state,
-            recipe=task.recipe,
-        )
+        weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
         start = Start(before / before.sum(1, keepdims=True), found.seconds)
-        edges = graph.astype(np.float64)
-        better = find(Rows(spots, edges, rows.coordinates), weak, start=start, exchange=True)
+        single = Rows(spots, graph.astype(np.float64), rows.coordinates)
+        better = find(single, weak, start=start, exchange=True)
         if force or not are_torn(spots, better.probabilities, before, graph, task.recipe):
             return Domains(better, refined=True)
     return Domains(fit_rows(rows, task, groups) if isinstance(found, Start) else found, refined=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,3 +87,11 @@ class Found(NamedTuple):
     probabilities: np.ndarray
     epochs: float
     seconds: float
+
+    def warn_unless_converged(self, who: str) -> None:
+        """Warn as scikit-learn does if the fit ended too early."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        if not self.result.converged:
+            msg = f"{who} did not converge in {self.epochs:.0f} epochs ({self.result.status})."
+            warnings.warn(msg, ConvergenceWarning, stacklevel=4)
