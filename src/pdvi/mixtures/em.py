@@ -70,7 +70,7 @@ def variational_em(
         budget = {"max_epochs": epochs, "log_every": epochs}
         later = fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
         before, result = result, joined(result, later, "hyper-parameters re-estimated")
-        if _little(before, result, float(problem.model.n_rows), recipe):
+        if epochs == recipe.round_epochs and _little(before, result, float(problem.model.n_rows), recipe):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)

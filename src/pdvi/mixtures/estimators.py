@@ -23,7 +23,7 @@ class _Mixture(BaseEstimator):
         params = self.get_params(deep=False)
         return Task(**{**params, "recipe": params["recipe"] or RECIPE}).checked(n_rows)
 
-    def _keep(self, found: Found) -> None:
+    def _keep(self, found: Found, task: Task) -> None:
         """Take over a fit, in the units of the rows that were given."""
         result, model, back = found.result, found.model, np.linalg.inv(found.whitening)
         self._offset, self._whitening = found.offset, found.whitening
@@ -40,7 +40,7 @@ class _Mixture(BaseEstimator):
         self.n_iter_ = max(1, round(found.epochs))
         self.converged_ = result.converged
         self.fit_seconds_ = found.seconds
-        found.warn_unless_converged(type(self).__name__)
+        found.warn_unless_converged(type(self).__name__, task)
 
     def _whiten(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "means_")
@@ -116,7 +116,8 @@ class GaussianMixture(DensityMixin, ClusterMixin, _Mixture):
     def fit(self, X: Any, y: Any = None) -> GaussianMixture:
         """Fit to rows ``X``."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        self._keep(find(Rows(X), self._task(len(X))))
+        task = self._task(len(X))
+        self._keep(find(Rows(X), task), task)
         self.labels_ = self.predict(X)
         return self
 
@@ -223,7 +224,7 @@ class PottsMixture(ClusterMixin, _Mixture):
             if start is not None:
                 start = Start(check_probabilities(start, (len(rows.X), self.n_components)))
             found = find(rows, task, start=start, exchange=exchange)
-        self._keep(found)
+        self._keep(found, task)
         self.probabilities_ = found.probabilities
         self.labels_ = self.probabilities_.argmax(1)
         return self

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi._base.checks import one_of, whole
-from pdvi.core.result import Result
+from pdvi.core.result import Result, Status
 from pdvi.mixtures.checks import check_coupling
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models import GaussianMixtureModel
@@ -88,10 +88,15 @@ class Found(NamedTuple):
     epochs: float
     seconds: float
 
-    def warn_unless_converged(self, who: str) -> None:
+    def warn_unless_converged(self, who: str, task: Task) -> None:
         """Warn as scikit-learn does if the fit ended too early."""
         from sklearn.exceptions import ConvergenceWarning
 
-        if not self.result.converged:
-            msg = f"{who} did not converge in {self.epochs:.0f} epochs ({self.result.status})."
-            warnings.warn(msg, ConvergenceWarning, stacklevel=4)
+        if self.result.converged:
+            return
+        reason = str(self.result.status)
+        if self.result.status is Status.MAX_EPOCHS and self.epochs < task.max_epochs:
+            reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
+        warnings.warn(
+            f"{who} did not converge in {self.epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4
+        )

@@ -107,7 +107,7 @@ def domains(
         lambda: _weak_graph(_apart(coordinates, samples), samples, recipe.refine_neighbors),
         force=bool(refine),
     )
-    found.warn_unless_converged("tl.domains")
+    found.warn_unless_converged("tl.domains", task)
     params = {
         "n_domains": int(n_domains),
         "beta": float(beta),
