@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.base import clone
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures import estimators
+from pdvi.mixtures import Recipe, pipeline
 from pdvi.mixtures.coarse import coarsened
+
+SMALL = Recipe(group_above=900)  # for which the tissue below is large
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +53,31 @@ def test_neighbours_on_the_curve_are_neighbours_in_space(dim):
 def test_a_large_tissue_begins_with_groups_and_ends_as_well(tissue, monkeypatch):
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 6), tissue.X)
     rows = []
-    inner = estimators.PottsMixture._fit
+    inner = pipeline.fit_rows
 
-    def watched(self, X, *arguments, **named):
-        rows.append(len(X))
-        inner(self, X, *arguments, **named)
+    def watched(given, *arguments, **named):
+        rows.append(len(given.X))
+        return inner(given, *arguments, **named)
 
-    monkeypatch.setattr(estimators.PottsMixture, "_fit", watched)
+    monkeypatch.setattr(pipeline, "fit_rows", watched)
     fit = {"graph": graph, "coordinates": tissue.coordinates}
     plain = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, **fit)
-    monkeypatch.setattr(estimators, "LARGE", 900)
-    large = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, **fit)
-    again = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, **fit)
+    on_groups = pdvi.PottsMixture(5, random_state=0, recipe=SMALL)
+    large, again = (clone(on_groups).fit(tissue.X, **fit) for _ in range(2))
     assert rows[:4] == [4_001, 251, 1_001, 4_001]  # from the coarsest to the rows themselves
     assert metrics.ari(tissue.labels, large.labels_) > metrics.ari(tissue.labels, plain.labels_) - 0.02
     np.testing.assert_array_equal(large.labels_, again.labels_)
-    of_groups = pdvi.PottsMixture(5, random_state=0).of_groups(tissue.X, **fit)
-    by_hand = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, start=of_groups, **fit)
+    by_hand = clone(on_groups).fit(tissue.X, start=on_groups.of_groups(tissue.X, **fit), **fit)
     np.testing.assert_array_equal(large.labels_, by_hand.labels_)
-    started = pdvi.PottsMixture(5, random_state=0).fit(tissue.X, start=plain.probabilities_, **fit)
+    started = clone(on_groups).fit(tissue.X, start=plain.probabilities_, **fit)
     assert rows[-3:] == [251, 1_001, 4_001]  # groups of known probabilities too
     assert metrics.ari(tissue.labels, started.labels_) > metrics.ari(tissue.labels, plain.labels_) - 0.02
     assert large.fit_seconds_ > large.result_.trace["seconds"].iloc[-1]
 
 
-def test_fixed_noise_and_rows_without_places_are_fitted_as_they_are(tissue, monkeypatch):
+def test_fixed_noise_and_rows_without_places_are_fitted_as_they_are(tissue):
     """The noise of a group's mean is not that of its rows."""
-    monkeypatch.setattr(estimators, "LARGE", 900)
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 6), tissue.X)
-    fixed = pdvi.PottsMixture(5, estimate_noise=False)
+    fixed = pdvi.PottsMixture(5, estimate_noise=False, recipe=SMALL)
     assert fixed.of_groups(tissue.X, graph=graph, coordinates=tissue.coordinates) is None
-    assert pdvi.PottsMixture(5).of_groups(tissue.X, graph=graph, coordinates=None) is None
+    assert pdvi.PottsMixture(5, recipe=SMALL).of_groups(tissue.X, graph=graph, coordinates=None) is None

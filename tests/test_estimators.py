@@ -1,19 +1,22 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Reference
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures.estimators import check_graph
+from pdvi.mixtures.checks import check_graph
+from pdvi.mixtures.recipe import Recipe
 
 DATA = pdvi.datasets.mixture(6_000, dim=4, n_components=3, batch_size=500, separation=3.0, seed=0)
 TISSUE = pdvi.datasets.tissue_features(2_500, n_features=20, n_domains=4, noise=1.2, patchiness=8, seed=1)
 GRAPH = graphs.weights(graphs.nearest(TISSUE.coordinates, 6), TISSUE.X)
 
 
-@parametrize_with_checks([pdvi.GaussianMixture(n_components=2, max_epochs=10)])
+@parametrize_with_checks([pdvi.GaussianMixture(n_components=2)])
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 
@@ -165,3 +168,26 @@ def test_bad_coordinates_are_named():
 def test_duplicate_coordinates_are_no_trouble():
     fitted = potts().fit(TISSUE.X, graph=GRAPH, coordinates=np.zeros((2_500, 2)))
     assert np.isfinite(fitted.elbo_)
+
+
+FEW = [
+    (pdvi.GaussianMixture(3, random_state=0), {}),
+    (pdvi.GaussianMixture(3, random_state=0, estimate_noise=False, learn_weights=False, n_init=3), {}),
+    (pdvi.PottsMixture(4, random_state=0, anneal_from=3.0), {"graph": GRAPH}),
+]
+
+
+@pytest.mark.parametrize("max_epochs", [1, 3])
+@pytest.mark.parametrize(("mixture", "more"), FEW, ids=["plain", "fixed", "annealed"])
+def test_max_epochs_bounds_the_whole_fit_and_warns(mixture, more, max_epochs):
+    X = TISSUE.X if more else DATA.X
+    with pytest.warns(ConvergenceWarning, match=rf"did not converge in {max_epochs} epochs: MAX_EPOCHS: .* increase"):
+        fitted = clone(mixture).set_params(max_epochs=max_epochs).fit(X, **more)
+    assert not fitted.converged_
+    assert fitted.result_.trace["epoch"].iloc[-1] <= fitted.n_iter_ == max_epochs
+
+
+def test_rounds_that_are_used_up_are_told():
+    mixture = potts(recipe=Recipe(rounds=1))
+    with pytest.warns(ConvergenceWarning, match="in 19 epochs: all rounds .* increase `rounds` of the recipe"):
+        mixture.fit(TISSUE.X, graph=GRAPH)

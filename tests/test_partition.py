@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from pdvi.shards.neighbours import neighbour_table
+from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import along_space, grid, layout, median_cuts
 
 RNG = np.random.default_rng(0)
@@ -68,13 +68,14 @@ def test_the_neighbour_table_is_the_graph(halo):
     graph = sp.csr_array(np.triu(dense, 1) + np.triu(dense, 1).T)
     patch = RNG.integers(0, 4, 60)
     where = layout(patch)
-    table, weight, ghosts = neighbour_table(graph, where, halo=halo)
+    tables = list(neighbour_tables(graph, where, halo=halo))
+    assert len({table.table.shape for table in tables} | {table.weight.shape for table in tables}) == 1
     values = RNG.standard_normal(60)
     stacked = where.shard(values) * where.mask
     out = np.zeros_like(stacked)
-    for b in range(4):
-        rows = stacked[b] if ghosts is None else np.concatenate([stacked[b], stacked.ravel()[ghosts[b]]])
-        out[b] = (weight[b] * rows[table[b]]).sum(0)
+    for b, (table, weight, ghosts) in enumerate(tables):
+        rows = np.concatenate([stacked[b], stacked.ravel()[ghosts]])
+        out[b] = (weight * rows[table]).sum(0)
     kept = graph.toarray() if halo else graph.toarray() * (patch[:, None] == patch)
     np.testing.assert_allclose(where.unshard(out), kept @ values, rtol=1e-12)
-    assert (ghosts is None) == (not halo)
+    assert all((len(ghosts) > 0) == halo for *_, ghosts in tables)

@@ -7,7 +7,8 @@ import pytest
 from sklearn.cluster import KMeans
 
 import pdvi
-from pdvi.tl.refinement import WORSE, kurtosis, surprise
+from pdvi.mixtures.recipe import RECIPE
+from pdvi.mixtures.refine import kurtosis, surprise
 
 
 def clouds(n=10_000, n_domains=8, noise=3.0, seed=0):
@@ -52,7 +53,7 @@ def test_domains_of_several_cell_types_are_left_whole():
     X, found = adata.obsm["X_pca"], [adata.obsm[f"{key}_probability"] for key in ("domain", "torn")]
     assert kurtosis(X, found[0]) > 1.05
     graph = adata.obsp["potts_weights"]
-    assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - WORSE
+    assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - RECIPE.surprise_slack
 
 
 def test_kurtosis_is_one_for_normal_clouds_of_any_shape():

@@ -68,7 +68,7 @@ def test_a_slide_becomes_the_problem_it_would_be_in_memory(tmp_path, n_spots):
 
 @pytest.mark.filterwarnings("ignore:Writing zarr v2")
 def test_slides_in_files_and_in_pieces_give_the_same_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdvi._anndata.slide_store.BLOCK", 97)  # several blocks, the last one shorter
+    monkeypatch.setattr("pdvi._anndata.at_hand.BLOCK", 97)  # several blocks, the last one shorter
     adata = slide()
     expected = written(tmp_path / "memory", adata)
     adata.write_h5ad(tmp_path / "slide.h5ad")

@@ -9,7 +9,7 @@ from scipy.ndimage import gaussian_filter
 
 from pdvi._base import checks
 from pdvi.core.problem import Problem
-from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
+from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
 from pdvi.models import Quadratic, Quartic, TanhRegression
 from pdvi.shards.partition import Layout, layout
 

@@ -11,7 +11,7 @@ from pdvi.shards.partition import along_curve
 
 
 class Coarse(NamedTuple):
-    """Means of groups of rows, the graph between groups, their centres, and the group of every row."""
+    """Hold the means of groups of rows, the graph between groups, their centres, and the group of every row."""
 
     X: np.ndarray
     graph: sp.csr_array
@@ -19,12 +19,12 @@ class Coarse(NamedTuple):
     group: np.ndarray
 
     def mean(self, values: np.ndarray) -> np.ndarray:
-        """Of the rows of every group."""
+        """Return the mean of the rows of every group."""
         return _mean(self.group, values)
 
 
 def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int) -> Coarse:
-    """Groups of ``size`` rows next to each other in space. A group is coupled to others as strongly as a row was."""
+    """Return groups of ``size`` rows next to each other in space, each coupled to others as strongly as a row was."""
     group = np.empty(len(X), np.int64)
     group[along_curve(coordinates)] = np.arange(len(X)) // size
     member = _member(group, X.dtype)

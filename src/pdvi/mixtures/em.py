@@ -16,20 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from pdvi._base.types import Array, PyTree, Shard
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
+from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.run.fit import fit
 from pdvi.solvers.conjugate import add, best_globals
 
-Array = jax.Array
-
-FIRST = 15  # epochs before the first re-estimation: enough to explore, and to settle for noise that is a guess
-GAIN = 1e-4  # of the ELBO per row: with less in a round the rounds end
-STEADY = 5e-3  # or with less of it and this share of the labels changed
-
 
 class Fitted(NamedTuple):
-    """The last problem and result, and the matrix by which the rows were multiplied on the way (tied noise)."""
+    """Hold the last problem and result, and the matrix by which the rows were multiplied on the way (tied noise)."""
 
     problem: Problem
     result: Result
@@ -42,47 +38,61 @@ def variational_em(
     *,
     noise: str | None,
     weights: bool,
-    first: int = FIRST,
-    rounds: int = 20,
-    epochs: int = 4,
-    tol: float = 1e-5,
+    max_epochs: int,
+    tol: float = RECIPE.tol,
+    first: int | None = None,
     start: Any = None,
+    recipe: Recipe = RECIPE,
     **settings: Any,
 ) -> Fitted:
     """Fit, re-estimate, go on; until a round gains too little, or changes too few labels, to be worth another.
 
     ``noise``: "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise.
+    ``first`` is the number of epochs before the first re-estimation; all epochs together are at most ``max_epochs``.
     """
-    if not (noise or weights):
-        rounds = 0
-    first = min(settings["max_epochs"], first) if rounds else settings["max_epochs"]
-    # logging costs as much as an epoch, and what the rounds need to know is where each ends
-    logged = {"log_every": first / 3 if start is None else first} if rounds else {}
+    rounds = recipe.rounds if noise or weights else 0
+    logged: dict[str, Any] = {}
+    if rounds:  # a small budget has a round too, if it can
+        wanted = recipe.first_epochs if first is None else first
+        first = max(1, min(wanted, max_epochs - recipe.round_epochs))
+        # logging costs as much as an epoch, and what the rounds need to know is where each ends
+        logged = {"log_every": first / recipe.first_logs if start is None else first}
+    else:
+        first = max_epochs
     result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
-    settings = {**settings, "max_epochs": epochs, "log_every": epochs}
     whitening = np.eye(problem.shards["x"].shape[-1])
     for _ in range(rounds):
-        problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights)
+        epochs = min(recipe.round_epochs, max_epochs - epochs_of(result))
+        if epochs < 1:
+            break
+        problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights, floor=recipe.floor)
         whitening = np.asarray(step, float) @ whitening
-        before = result
-        result = joined(result, fit(problem, solver, start=point, tol=tol, **settings), "hyper-parameters re-estimated")
-        if _little(before, result, float(problem.model.n_rows)):
+        budget = {"max_epochs": epochs, "log_every": epochs}
+        later = fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
+        before, result = result, joined(result, later, "hyper-parameters re-estimated")
+        if epochs == recipe.round_epochs and _little(before, result, float(problem.model.n_rows), recipe):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
 
 
-def _little(before: Result, after: Result, n_rows: float) -> bool:
+def epochs_of(result: Result) -> float:
+    """Return the epochs that a run has made."""
+    return float(result.trace["epoch"].iloc[-1])
+
+
+def _little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
     """Whether a round brought too little to go on."""
     gain = before.objective - after.objective
     changed = (np.asarray(before.local_params).argmax(-1) != np.asarray(after.local_params).argmax(-1)).sum()
-    return bool(gain < GAIN * n_rows or (gain < STEADY * n_rows and changed < STEADY * n_rows))
+    steady = gain < recipe.steady_gain * n_rows and changed < recipe.steady_labels * n_rows
+    return bool(gain < recipe.least_gain * n_rows or steady)
 
 
 def annealed(
     problem: Problem, solver: Any, temperature: float, epochs: int, *, start: Point | None = None, **settings: Any
 ) -> Result:
-    """An epoch at each of ``epochs`` temperatures, falling linearly from ``temperature`` towards the model's own.
+    """Fit for an epoch at each of ``epochs`` temperatures, which fall linearly from ``temperature`` to the model's own.
 
     The model's damping suits its own temperature, and so all higher ones.
     """
@@ -96,25 +106,27 @@ def annealed(
 
 
 @eqx.filter_jit
-def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bool) -> tuple[Problem, Point, Array]:
-    """The best hyper-parameters for a point, and the point in the new coordinates of whitened rows."""
+def reestimate(
+    problem: Problem, point: Point, *, noise: str | None, weights: bool, floor: float = RECIPE.floor
+) -> tuple[Problem, Point, Array]:
+    """Return the problem with the best hyper-parameters for a point, the point in its rows, and what whitened them."""
     model, shards = problem.model, problem.shards
     mean, variance = jnp.asarray(point.global_params["mean"]), jnp.exp(jnp.asarray(point.global_params["log_var"]))
     local = jax.tree.map(jnp.asarray, point.local_params)
     mass, total, _ = add(problem.map_shards(model.statistics, local))
     step = jnp.eye(mean.shape[1])
     if weights:
-        share = jnp.maximum(mass, 1e-6 * model.n_rows / len(mass))
+        share = jnp.maximum(mass, floor * model.n_rows / len(mass))
         model = dataclasses.replace(model, log_weights=jnp.log(share / share.sum()))
     if noise == "diagonal":
         square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
         estimate = square / model.n_rows
-        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, 1e-6 * estimate.mean()))
+        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, floor * estimate.mean()))
     if noise == "tied":
         cross = total.T @ mean
         scatter = _scatter(problem) - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
         scatter = scatter / model.n_rows
-        ridge = 1e-6 * jnp.trace(scatter) / len(scatter)
+        ridge = floor * jnp.trace(scatter) / len(scatter)
         step = jnp.linalg.inv(jnp.linalg.cholesky(scatter + ridge * jnp.eye(len(scatter))))
         mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
         prior_mean = step @ model.prior_mean
@@ -123,7 +135,7 @@ def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bo
             model,
             noise_variance=jnp.ones_like(model.noise_variance),
             prior_mean=prior_mean,
-            prior_variance=jnp.maximum(prior_variance, 1e-6 * prior_variance.mean()),
+            prior_variance=jnp.maximum(prior_variance, floor * prior_variance.mean()),
             log_scale=model.log_scale + jnp.log(jnp.diagonal(step)).sum(),
         )
         mask = shards["mask"][..., None] if "mask" in shards else 1.0
@@ -135,7 +147,7 @@ def reestimate(problem: Problem, point: Point, *, noise: str | None, weights: bo
 
 
 def _scatter(problem: Problem) -> Array:
-    def one(local: Any, shard: Any) -> Array:
+    def one(local: PyTree, shard: Shard) -> Array:
         x = shard["x"] * shard["mask"][:, None] if "mask" in shard else shard["x"]
         return x.T @ x
 
@@ -143,7 +155,7 @@ def _scatter(problem: Problem) -> Array:
 
 
 def joined(earlier: Result, later: Result, event: str) -> Result:
-    """``later`` with one trace over both."""
+    """Return ``later`` with one trace over both."""
     trace = later.trace.copy()
     for column in ("step", "epoch", "seconds"):
         trace[column] += earlier.trace[column].iloc[-1]

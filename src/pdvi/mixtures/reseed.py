@@ -6,55 +6,66 @@ share a component single rows may show nothing, where averages of a few dozen sh
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.types import Array
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.mixtures.build import point_at
 from pdvi.mixtures.em import joined
+from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models.potts_mixture import neighbour_sum
 from pdvi.run.fit import fit
 
-Array = jax.Array
-
-EMPTY = 0.05  # a component with less than this share of an equal share of the rows is unused
-EPOCHS = 8  # of a trial: its start has labels, and most stay
-TRIALS = 2  # of exchanges
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
-SMOOTHINGS = 3  # averages over the graph, one after the other: with ten neighbours some thirty rows count
 
 
-def reseeded(problem: Problem, solver: Any, result: Result, *, exchange: bool = False, **settings: Any) -> Result:
-    """Split components until none is unused or it helps no more. Never ends worse; ``settings`` are those of `fit`.
+def reseeded(
+    problem: Problem,
+    solver: Any,
+    result: Result,
+    *,
+    exchange: bool = False,
+    max_epochs: float = np.inf,
+    recipe: Recipe = RECIPE,
+    **settings: Any,
+) -> Result:
+    """Split components until none is unused or it helps no more, in at most ``max_epochs``; never ends worse.
 
     With ``exchange`` components in use are given up too (their rows go to the nearest other one) where a split
-    promises more than they are worth.
+    promises more than they are worth. Other ``settings`` are those of `fit`.
     """
-    n_components = len(problem.model.log_weights)
-    for _ in range(TRIALS if exchange else n_components):
-        start, moved = _moved(problem, result, exchange)
+    left = max_epochs
+    for _ in range(recipe.exchange_trials if exchange else len(problem.model.log_weights)):
+        epochs = min(recipe.reseed_epochs, left)
+        if epochs < 1:
+            break
+        start, moved = _moved(problem, result, exchange, recipe)
         if not moved:
             break
-        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": EPOCHS, "log_every": EPOCHS})
+        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
         if trial.objective >= result.objective:
             break
+        left -= epochs
         names = ", ".join(map(str, moved))
-        result = joined(result, trial, f"component{'s' if len(moved) > 1 else ''} {names} reseeded")
+        event = f"component{'s' if len(moved) > 1 else ''} {names} reseeded"
+        # a trial has too few epochs to say whether the run has converged; the run before it could
+        result = dataclasses.replace(joined(result, trial, event), status=result.status)
     return result
 
 
-def _moved(problem: Problem, result: Result, exchange: bool) -> tuple[Point | None, list[int]]:
+def _moved(problem: Problem, result: Result, exchange: bool, recipe: Recipe) -> tuple[Point | None, list[int]]:
     """The point in which cheap components have taken over parts of those that most look like two; and which have."""
     local = np.array(result.local_params)
     phi = local.reshape(-1, local.shape[-1])
     mean = np.asarray(result.global_params["mean"]) / np.sqrt(np.asarray(problem.model.noise_variance))
     mass = phi.sum(0)
-    unused = mass < EMPTY * float(problem.model.n_rows) / len(mass)
+    unused = mass < recipe.unused_share * float(problem.model.n_rows) / len(mass)
     if not (unused.any() or exchange):
         return None, []
     distance = ((mean[:, None] - mean) ** 2).sum(-1)
@@ -62,7 +73,7 @@ def _moved(problem: Problem, result: Result, exchange: bool) -> tuple[Point | No
     np.fill_diagonal(distance, np.inf)
     worth = np.where(unused, 0.0, mass * distance.min(1))
     moved = []
-    splits = _splits(problem, result, np.flatnonzero(~unused))
+    splits = _splits(problem, result, np.flatnonzero(~unused), recipe)
     for free in np.argsort(worth, kind="stable")[: len(mass) if exchange else int(unused.sum())]:
         splits = [split for split in splits if split[1] != free]
         if not splits or splits[0][0] <= worth[free]:
@@ -78,14 +89,16 @@ def _moved(problem: Problem, result: Result, exchange: bool) -> tuple[Point | No
     return point_at(problem, local), moved
 
 
-def _splits(problem: Problem, result: Result, used: np.ndarray) -> list[tuple[float, int, np.ndarray]]:
+def _splits(problem: Problem, result: Result, used: np.ndarray, recipe: Recipe) -> list[tuple[float, int, np.ndarray]]:
     """What a split of each component promises, the component, and the rows to take from it; the best first."""
     phi = np.asarray(result.local_params).reshape(-1, result.local_params.shape[-1])
     labels, taken = phi.argmax(1), phi.sum(1) > 0.5
     mean = jnp.asarray(result.global_params["mean"])
-    residuals = np.asarray(_residuals(problem, jnp.asarray(result.local_params), mean)).reshape(len(phi), -1)
+    residuals = np.asarray(_residuals(problem, jnp.asarray(result.local_params), mean, recipe.smoothings)).reshape(
+        len(phi), -1
+    )
     members = ((int(k), np.flatnonzero(taken & (labels == k))) for k in used)
-    found = [(*_two(residuals[rows]), k, rows) for k, rows in members if len(rows) >= 4]
+    found = [(*_two(residuals[rows]), k, rows) for k, rows in members if len(rows) >= recipe.least_split_rows]
     return sorted(((gain, k, rows[side]) for gain, side, k, rows in found), key=lambda split: -split[0])
 
 
@@ -103,7 +116,7 @@ def _two(residuals: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 @eqx.filter_jit
-def _residuals(problem: Problem, local: Array, mean: Array) -> Array:
+def _residuals(problem: Problem, local: Array, mean: Array, smoothings: int) -> Array:
     """Rows minus their expected means, in units of the noise, smoothed within components along the graph."""
     x = problem.shards["x"]
     residuals = (x - local @ mean) / jnp.sqrt(problem.model.noise_variance)
@@ -113,6 +126,6 @@ def _residuals(problem: Problem, local: Array, mean: Array) -> Array:
         # the spot itself counts as much as its heaviest neighbour
         own = problem.shards["weight"].max(1)[..., None]
         total = jnp.maximum(problem.shards["weight"].sum(1)[..., None] + own, 1e-12)
-        for _ in range(SMOOTHINGS):
+        for _ in range(smoothings):
             residuals = (own * residuals + problem.map_shards(neighbour_sum, residuals)) / total
     return residuals

@@ -12,7 +12,7 @@ import pandas as pd
 import pdvi
 from pdvi import datasets, metrics
 from pdvi._base.console import Say
-from pdvi.mixtures.build import empirical_bayes
+from pdvi.mixtures import empirical_bayes
 from pdvi.reproduce import figures
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled

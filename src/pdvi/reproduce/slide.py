@@ -18,7 +18,7 @@ from pdvi._anndata.checks import coordinates_of
 from pdvi._anndata.read import read_slide
 from pdvi._base.atomic import replacing
 from pdvi.datasets import embryo
-from pdvi.mixtures.build import empirical_bayes, potts_mixture_problem
+from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.shards.partition import Layout, along_space, grid, layout, median_cuts
 
 ANNOTATION = "annotation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,62 +12,53 @@ from pdvi.shards.partition import Layout
 
 
 class NeighbourTable(NamedTuple):
-    """A graph cut to shards: ``table`` and ``weight`` are (shards, degree, slots), ``halo`` (shards, halo rows).
+    """Hold one shard's part of a graph: ``table`` and ``weight`` are (degree, slots), ``halo`` has flat slots.
 
     A table entry below the number of slots is a row of the same shard, one above a halo row.
     """
 
     table: np.ndarray
     weight: np.ndarray
-    halo: np.ndarray | None
+    halo: np.ndarray
 
 
-def neighbour_table(graph: sp.csr_array, where: Layout, *, halo: bool = True) -> NeighbourTable:
-    """The padded neighbour table of a symmetric graph; without ``halo``, edges between shards are dropped."""
-    n_shards, n_slots = where.rows.shape
-    slots = where.slots
-    row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
-    source, target, weight = slots[row], slots[graph.indices], graph.data
-    crossing = source // n_slots != target // n_slots
-    entry = target % n_slots
-    ghosts = None
-    if halo and crossing.any():
-        key = (source[crossing] // n_slots) * (n_shards * n_slots) + target[crossing]
-        unique, position = np.unique(key, return_inverse=True)
-        reader = unique // (n_shards * n_slots)
-        counts = np.bincount(reader, minlength=n_shards)
-        first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        rank = np.arange(len(unique)) - first[reader]
-        ghosts = np.zeros((n_shards, counts.max()), np.int32)
-        ghosts[reader, rank] = unique % (n_shards * n_slots)
-        entry[crossing] = n_slots + rank[position]
-    else:
-        keep = ~crossing
-        source, entry, weight, row = source[keep], entry[keep], weight[keep], row[keep]
-    degree = np.bincount(row, minlength=graph.shape[0])
-    column = np.arange(len(row)) - np.concatenate([[0], np.cumsum(degree)[:-1]])[row]
-    deepest = max(1, int(degree.max(initial=0)))
-    table = np.zeros((n_shards, deepest, n_slots), np.int32)
-    weights = np.zeros((n_shards, deepest, n_slots), np.float32 if weight.dtype == np.float32 else np.float64)
-    table[source // n_slots, column, source % n_slots] = entry
-    weights[source // n_slots, column, source % n_slots] = weight
-    return NeighbourTable(table, weights, ghosts)
+def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -> Iterator[NeighbourTable]:
+    """Yield the padded neighbour table of every shard, one after the other; the graph may lie on disk.
 
-
-def shard_table(
-    graph: sp.csr_array, b: int, slots: np.ndarray, n_slots: int, degree: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One shard's part of `neighbour_table`, from the graph's rows in the order of the shard's slots.
-
-    Table and weight are (degree, slots), the halo rows are as many as the shard has.
+    Without ``halo`` edges between shards are dropped. All tables have the degree of the row with most neighbours.
     """
-    row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
-    column = np.arange(len(row)) - graph.indptr[:-1][row]
-    target = slots[graph.indices]
-    entry = target % n_slots
-    crossing = target // n_slots != b
-    halo, rank = np.unique(target[crossing], return_inverse=True)
-    entry[crossing] = n_slots + rank
-    table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), np.float32)
-    table[column, row], weight[column, row] = entry, graph.data
-    return table, weight, halo.astype(np.int32)
+    slots, n_slots = where.slots, where.rows.shape[1]
+    degree = max(1, _most_neighbours(graph, slots // n_slots, halo))
+    for b, rows in enumerate(where.rows):
+        taken = np.flatnonzero(rows >= 0)
+        edges = sp.csr_array(graph[rows[taken]])
+        slot = np.repeat(taken, np.diff(edges.indptr))
+        column = np.arange(len(slot)) - np.repeat(edges.indptr[:-1], np.diff(edges.indptr))
+        entry = slots[edges.indices] - b * n_slots
+        outside = (entry < 0) | (entry >= n_slots)
+        ghosts, weights = np.empty(0, np.int32), edges.data
+        if halo:
+            unique, rank = np.unique(entry[outside], return_inverse=True)
+            entry[outside] = n_slots + rank
+            ghosts = (unique + b * n_slots).astype(np.int32)
+        else:
+            inside = ~outside
+            column = (np.cumsum(inside) - inside)[inside] - _before(inside, edges.indptr)[inside]
+            slot, entry, weights = slot[inside], entry[inside], weights[inside]
+        table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), weights.dtype)
+        table[column, slot], weight[column, slot] = entry, weights
+        yield NeighbourTable(table, weight, ghosts)
+
+
+def _before(inside: np.ndarray, indptr: np.ndarray) -> np.ndarray:
+    """Return for every edge how many are inside in all rows before its own."""
+    running = np.concatenate([[0], np.cumsum(inside)])
+    return np.repeat(running[indptr[:-1]], np.diff(indptr))
+
+
+def _most_neighbours(graph: sp.csr_array, patch: np.ndarray, halo: bool) -> int:
+    degree = np.diff(graph.indptr)
+    if not halo:
+        row = np.repeat(np.arange(len(degree)), degree)
+        degree = np.bincount(row[patch[row] == patch[graph.indices]], minlength=1)
+    return int(degree.max(initial=0))

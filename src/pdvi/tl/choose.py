@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from pdvi import gr, metrics
-from pdvi._anndata.checks import coordinates_of, features_of
+from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of
+from pdvi._anndata.missing import make_missing
+from pdvi._base.checks import whole
 from pdvi.mixtures.estimators import PottsMixture
-from pdvi.tl.domains import _make_missing
+from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.tl.held_out import Halves
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 def choose_n_domains(
-    adata: Any,
+    adata: AnnData,
     candidates: Sequence[int],
     *,
     n_seeds: int = 3,
     beta: float = 1.0,
     sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
     key_added: str = "n_domains",
+    recipe: Recipe = RECIPE,
 ) -> int:
     """Fit every candidate from several seeds, and to half of the spots; recommend what describes the other half best.
 
@@ -38,17 +45,17 @@ def choose_n_domains(
     if not candidates or candidates[0] < 2 or candidates[-1] > most:
         msg = f"`candidates` must be numbers between 2 and half the number of spots ({most}), got {candidates}."
         raise ValueError(msg)
-    if n_seeds < 2:
-        msg = f"`n_seeds` must be at least 2 to compare, got {n_seeds!r}."
-        raise ValueError(msg)
-    _make_missing(adata, None, gr.build.KEY, sample_key)
+    whole("n_seeds", n_seeds, least=2)  # to compare
+    make_missing(adata, sample_key=sample_key, spatial_key=spatial_key)
     features = features_of(adata, "X_neighborhood", "pdvi.pp.neighborhood(adata)")
-    graph, coordinates = adata.obsp[gr.build.KEY], coordinates_of(adata)[:, :2]
-    halves = Halves(adata, sample_key=sample_key) if "X_pca" in adata.obsm else None
+    graph, coordinates = adata.obsp[gr.build.KEY], coordinates_of(adata, spatial_key)[:, :2]
+    halves = None
+    if "X_pca" in adata.obsm:
+        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
     rows = []
     for k in candidates:
         fits = [
-            PottsMixture(k, beta=beta, learn_weights=True, random_state=seed).fit(
+            PottsMixture(k, beta=beta, learn_weights=True, random_state=seed, recipe=recipe).fit(
                 features, graph=graph, coordinates=coordinates
             )
             for seed in range(n_seeds)
@@ -62,6 +69,7 @@ def choose_n_domains(
     if halves is not None:
         recommended = candidates[int(table["held_out"].to_numpy().argmax())]
     else:
-        recommended = int(table["n_domains"][table["stability"] >= table["stability"].max() - 0.02].max())
+        stable = table["stability"] >= table["stability"].max() - recipe.stability_slack
+        recommended = int(table["n_domains"][stable].max())
     adata.uns[key_added] = {"recommended": recommended, **{name: table[name].to_numpy() for name in table}}
     return recommended

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 
-from pdvi import gr, pp
-from pdvi._anndata.checks import coordinates_of, features_of, samples_of, say
-from pdvi.mixtures.estimators import PottsMixture, Start
+from pdvi import gr, graphs
+from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of, samples_of
+from pdvi._anndata.missing import make_missing
+from pdvi.mixtures.checks import check_graph
+from pdvi.mixtures.pipeline import find_domains
+from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.task import Found, Rows, Task
 from pdvi.pl import palette
-from pdvi.tl.refinement import refined
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 def domains(
-    adata: Any,
+    adata: AnnData,
     n_domains: int,
     *,
     beta: float = 1.0,
@@ -25,16 +32,20 @@ def domains(
     use_rep: str | None = None,
     graph_key: str = gr.build.KEY,
     sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
     key_added: str = "domain",
     n_patches: int | None = None,
     solver: Any = None,
     seed: int = 0,
-) -> None:
+    recipe: Recipe = RECIPE,
+    copy: bool = False,
+) -> AnnData | None:
     """Find spatial domains with a Potts mixture on a neighbourhood graph.
 
     Writes ``obs[key]`` (categorical, "1" is the largest), ``obsm[key_probability]``, ``obs[key_entropy]`` (0: certain,
     1: all domains equally likely), ``uns[key]`` and ``uns[key_colors]``. What is missing (principal components,
-    averaged neighbourhoods, the graph) is made with the defaults, and said once.
+    averaged neighbourhoods, the graph) is made with the defaults, and said once. docs/how-domains-decides.md tells what
+    happens in which order, and why.
 
     Parameters
     ----------
@@ -56,94 +67,94 @@ def domains(
         symmetric edge weights in obsp; squidpy's "spatial_connectivities" will do.
     sample_key
         a column of obs that tells samples apart: no edges between samples, domains shared by all.
+    spatial_key
+        coordinates in obsm.
+    n_patches, solver
+        of the fit; see `PottsMixture`.
     seed
         the same seed gives the same labels.
+    recipe
+        the numbers behind every decision (`pdvi.mixtures.Recipe`); those used are in ``uns[key]["params"]["recipe"]``.
+    copy
+        leave ``adata`` as it is, and return a copy with the domains.
     """
     if not isinstance(n_domains, int | np.integer) or not 2 <= n_domains <= adata.n_obs:
         msg = f"`n_domains` must be between 2 and the number of spots ({adata.n_obs}), got {n_domains!r}."
         raise ValueError(msg)
-    if n_init is None:
-        n_init = int(np.clip(120_000 // adata.n_obs, 1, 6))
-    coordinates = coordinates_of(adata)[:, :2]
-    samples = samples_of(adata, sample_key)
-    _make_missing(adata, use_rep, graph_key, sample_key)
-    features = features_of(adata, use_rep or "X_neighborhood", "pdvi.pp.neighborhood(adata)")
-    # samples side by side, so that the patches of one do not reach into the next
-    extent = np.ptp(coordinates, axis=0).max() + 1.0
-    apart = coordinates - coordinates.min(0) + np.column_stack([2 * extent * samples, np.zeros(len(samples))])
-    mixture = PottsMixture(
+    adata = adata.copy() if copy else adata
+    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
+    task = Task(
         int(n_domains),
         beta=beta,
         covariance=covariance,
         learn_weights=True,  # domains differ in size
-        n_init=n_init,
+        n_init=recipe.starts(adata.n_obs) if n_init is None else n_init,
         n_patches=n_patches,
+        max_epochs=recipe.max_epochs,
+        tol=recipe.tol,
         solver=solver,
         random_state=seed,
+        recipe=recipe,
+    ).checked(adata.n_obs)
+    make_missing(adata, use_rep=use_rep, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+    features = features_of(adata, use_rep or "X_neighborhood", "pdvi.pp.neighborhood(adata)")
+    graph = check_graph(sp.csr_array(adata.obsp[graph_key], dtype=np.float64), adata.n_obs)
+    wanted = refine or (refine is None and use_rep is None and "X_pca" in adata.obsm)
+    found, refined = find_domains(
+        Rows(features, graph, _apart(coordinates, samples)),
+        task,
+        features_of(adata, "X_pca", "pdvi.pp.prepare(adata)") if wanted else None,
+        lambda: _weak_graph(_apart(coordinates, samples), samples, recipe.refine_neighbors),
+        force=bool(refine),
     )
-    rows = {"graph": adata.obsp[graph_key], "coordinates": apart}
-    coarse = mixture.of_groups(features, **rows)
-    found = coarse or Start(mixture.fit(features, **rows).probabilities_, mixture.fit_seconds_)
-    better = None
-    if refine or (refine is None and use_rep is None and "X_pca" in adata.obsm):
-        better = refined(
-            features_of(adata, "X_pca", "pdvi.pp.prepare(adata)"),
-            np.asarray(found.probabilities, np.float32),
-            apart,
-            samples,
-            beta=beta,
-            covariance=covariance,
-            seed=seed,
-            force=bool(refine),
-        )
-    if better is None and coarse:
-        mixture.fit(features, start=coarse, **rows)
-    fitted = better or mixture
-    seconds = mixture.fit_seconds_ if better is None else found.seconds + better.fit_seconds_
-
-    order = np.argsort(-np.bincount(fitted.labels_, minlength=n_domains), kind="stable")
-    probability = np.ascontiguousarray(fitted.probabilities_[:, order], np.float32)
-    names = [str(k + 1) for k in range(n_domains)]
-    labels = probability.argmax(1)
-    adata.obs[key_added] = pd.Categorical(np.array(names)[labels], categories=names)
-    adata.obsm[f"{key_added}_probability"] = probability
-    adata.obs[f"{key_added}_entropy"] = _entropy(probability)
-    adata.uns[f"{key_added}_colors"] = palette(n_domains)
-    adata.uns[key_added] = {
-        "params": {
-            "n_domains": int(n_domains),
-            "beta": float(beta),
-            "covariance": covariance,
-            "n_init": int(n_init),
-            "use_rep": use_rep or "X_neighborhood",
-            "graph_key": graph_key,
-            "sample_key": sample_key or "",
-            "seed": int(seed),
-        },
-        "refined": better is not None,
-        "fit_seconds": seconds,
-        "status": str(fitted.result_.status),
-        "elbo": float(fitted.elbo_),
-        "trace": {name: column.to_numpy() for name, column in fitted.result_.trace.items()},
+    found.warn_unless_converged("tl.domains", task)
+    params = {
+        "n_domains": int(n_domains),
+        "beta": float(beta),
+        "covariance": covariance,
+        "n_init": int(task.n_init),
+        "use_rep": use_rep or "X_neighborhood",
+        "graph_key": graph_key,
+        "sample_key": sample_key or "",
+        "spatial_key": spatial_key,
+        "seed": int(seed),
+        "recipe": recipe.as_params(),
     }
+    _write(adata, key_added, found, params, refined)
+    return adata if copy else None
 
 
-def _make_missing(adata: Any, use_rep: str | None, graph_key: str, sample_key: str | None) -> None:
-    made = []
-    if use_rep is None and "X_neighborhood" not in adata.obsm:
-        if "X_pca" not in adata.obsm:
-            pp.prepare(adata)
-            made.append("pdvi.pp.prepare")
-        pp.neighborhood(adata, sample_key=sample_key)
-        made.append("pdvi.pp.neighborhood")
-    if graph_key not in adata.obsp:
-        if graph_key != gr.build.KEY:
-            msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
-            raise ValueError(msg)
-        gr.knn_graph(adata, use_rep=use_rep, sample_key=sample_key)
-        made.append("pdvi.gr.knn_graph")
-    if made:
-        say(f"made what was missing with the defaults of {', '.join(made)}.")
+def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Samples side by side, so that the patches of one do not reach into the next."""
+    extent = np.ptp(coordinates, axis=0).max() + 1.0
+    return coordinates - coordinates.min(0) + np.column_stack([2 * extent * samples, np.zeros(len(samples))])
+
+
+def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
+    """Many edges of weight 1, none between samples."""
+    edges = sp.coo_array(graphs.nearest(coordinates, min(n_neighbors, len(coordinates) - 1), mutual=False))
+    same = samples[edges.row] == samples[edges.col]
+    return sp.csr_array((edges.data[same], (edges.row[same], edges.col[same])), shape=edges.shape)
+
+
+def _write(adata: AnnData, key: str, found: Found, params: dict[str, Any], refined: bool) -> None:
+    """The largest domain is "1"."""
+    n_domains = params["n_domains"]
+    order = np.argsort(-np.bincount(found.probabilities.argmax(1), minlength=n_domains), kind="stable")
+    probability = np.ascontiguousarray(found.probabilities[:, order], np.float32)
+    names = [str(k + 1) for k in range(n_domains)]
+    adata.obs[key] = pd.Categorical(np.array(names)[probability.argmax(1)], categories=names)
+    adata.obsm[f"{key}_probability"] = probability
+    adata.obs[f"{key}_entropy"] = _entropy(probability)
+    adata.uns[f"{key}_colors"] = palette(n_domains)
+    adata.uns[key] = {
+        "params": params,
+        "refined": refined,
+        "fit_seconds": found.seconds,
+        "status": str(found.result.status),
+        "elbo": -float(found.result.objective),
+        "trace": {name: column.to_numpy() for name, column in found.result.trace.items()},
+    }
 
 
 def _entropy(probability: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,10 +10,12 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from pdvi import gr, pp
-from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of, samples_of
 from pdvi.mixtures.estimators import PottsMixture
+from pdvi.mixtures.recipe import RECIPE, Recipe
 
-NEIGHBORS = 15  # of the same half: about the disc that 30 of all spots lie in
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 class Halves:
@@ -24,22 +26,34 @@ class Halves:
     are averaged apart share no spot, and each covers the whole tissue; the price is noisier averages.
     """
 
-    def __init__(self, adata: Any, *, sample_key: str | None = None, seed: int = 0):
+    def __init__(
+        self,
+        adata: AnnData,
+        *,
+        sample_key: str | None = None,
+        spatial_key: str = SPATIAL,
+        seed: int = 0,
+        recipe: Recipe = RECIPE,
+    ):
         samples = samples_of(adata, sample_key)
         order = np.random.default_rng(seed).permutation(adata.n_obs)
         order = order[np.argsort(samples[order], kind="stable")]  # sample by sample, so that both halves get of each
         self.rows = np.sort(order[::2]), np.sort(order[1::2])
-        self.fitted, self.held_out = (_part(adata, rows, samples) for rows in self.rows)
+        self.fitted, self.held_out = (_part(adata, rows, samples, spatial_key, recipe) for rows in self.rows)
+        self.recipe = recipe
 
     def score(self, n_domains: int, *, beta: float = 1.0, n_init: int = 1, seed: int = 0) -> float:
-        """The mean log density of a held-out spot under the mixture fitted to the other half.
+        """Return the mean log density of a held-out spot under the mixture fitted to the other half.
 
         It is that of a spot about whose neighbours nothing is known: domains weigh as much as their shares.
         """
-        fit = PottsMixture(n_domains, beta=beta, learn_weights=True, n_init=n_init, random_state=seed).fit(
+        mixture = PottsMixture(
+            n_domains, beta=beta, learn_weights=True, n_init=n_init, random_state=seed, recipe=self.recipe
+        )
+        fit = mixture.fit(
             self.fitted.obsm["X_neighborhood"],
             graph=self.fitted.obsp[gr.build.KEY],
-            coordinates=self.fitted.obsm["spatial"][:, :2],
+            coordinates=self.fitted.obsm[SPATIAL][:, :2],
         )
         X = self.held_out.obsm["X_neighborhood"]
         noise = multivariate_normal(cov=fit.covariances_, allow_singular=True)
@@ -47,13 +61,13 @@ class Halves:
         return float(logsumexp(densities, b=fit.probabilities_.mean(0), axis=1).mean())
 
 
-def _part(adata: Any, rows: np.ndarray, samples: np.ndarray) -> Any:
+def _part(adata: AnnData, rows: np.ndarray, samples: np.ndarray, spatial_key: str, recipe: Recipe) -> AnnData:
     """Some of the spots as a slide of their own."""
     from anndata import AnnData
 
     part = AnnData(obs=pd.DataFrame({"sample": samples[rows]}, index=rows.astype(str)))
     part.obsm["X_pca"] = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")[rows]
-    part.obsm["spatial"] = coordinates_of(adata)[rows]
-    pp.neighborhood(part, n_neighbors=NEIGHBORS, sample_key="sample")
+    part.obsm[SPATIAL] = coordinates_of(adata, spatial_key)[rows]
+    pp.neighborhood(part, n_neighbors=recipe.held_out_neighbors, sample_key="sample")
     gr.knn_graph(part, sample_key="sample")
     return part

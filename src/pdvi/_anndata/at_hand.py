@@ -1,0 +1,122 @@
+"""Rows and graphs that need not fit into memory, with fast access by row number, checked as those in memory are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi.mixtures.checks import (
+    SYMMETRIC,
+    asymmetry,
+    averaged,
+    check_graph,
+    check_graph_shape,
+    check_weights,
+    proper_edges,
+    warn_asymmetric,
+)
+
+BLOCK = 100_000  # rows of a lazy array that are in memory at once
+
+
+def rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
+    """Return the same rows with fast access by number: as they are if in memory, else copied to a file."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    dtype = np.result_type(rows.dtype, np.float32)
+    copied = np.lib.format.open_memmap(folder / "rows", "w+", dtype, tuple(map(int, rows.shape)))
+    for begin, end in _blocks(len(copied)):
+        copied[begin:end] = np.asarray(rows[begin:end])
+    return copied
+
+
+def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
+    """Return the checked graph: in memory if it was, else on disk.
+
+    A lazy graph is copied block of rows by block of rows. For symmetry its entries are thrown into one file per block
+    of columns: each then holds the transposed entries of a block of rows, which is compared (and averaged, if need be)
+    with that block. Never more than two blocks are in memory.
+    """
+    if sp.issparse(graph):
+        return check_graph(graph, n_rows)
+    lazy = graph
+    if not hasattr(graph, "shape"):  # the group of a sparse matrix in a file
+        from anndata.io import sparse_dataset
+
+        lazy = sparse_dataset(graph)
+    check_graph_shape(lazy.shape, n_rows)
+    copied = _on_disk(_checked_blocks(lazy), n_rows, folder / "graph")
+    _throw_transposed(copied, folder)
+    largest = max((block.data.max(initial=0.0) for _, block in _own_blocks(copied)), default=0.0)
+    differences = (asymmetry(own, reverse) for own, reverse in _both_directions(copied, folder))
+    if max(differences, default=0.0) > SYMMETRIC * max(largest, 1e-300):
+        warn_asymmetric()
+        copied = _on_disk((averaged(*both) for both in _both_directions(copied, folder)), n_rows, folder / "averaged")
+    return copied
+
+
+def _blocks(n_rows: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(n_rows, begin + BLOCK)) for begin in range(0, n_rows, BLOCK))
+
+
+def _checked_blocks(lazy: Any) -> Iterator[sp.csr_array]:
+    for begin, end in _blocks(int(lazy.shape[0])):
+        rows = lazy[begin:end]
+        block = sp.csr_array(rows.compute() if hasattr(rows, "compute") else rows)
+        block = block if block.dtype.kind == "f" else block.astype(np.float64)
+        check_weights(block.data)
+        yield proper_edges(block, begin)
+
+
+def _own_blocks(graph: sp.csr_array) -> Iterator[tuple[int, sp.csr_array]]:
+    return ((begin, sp.csr_array(graph[begin:end])) for begin, end in _blocks(graph.shape[0]))
+
+
+def _on_disk(blocks: Iterable[sp.csr_array], n_rows: int, path: Path) -> sp.csr_array:
+    """Write blocks of rows one after the other; the matrix reads them where they are."""
+    files = path.with_suffix(".columns"), path.with_suffix(".weights")
+    degrees, dtype = [np.zeros(1, np.int64)], np.dtype(np.float32)
+    with open(files[0], "wb") as columns, open(files[1], "wb") as weights:
+        for block in blocks:
+            block.indices.astype(np.int32).tofile(columns)
+            block.data.tofile(weights)
+            degrees.append(np.diff(block.indptr))
+            dtype = block.dtype
+    indptr = np.concatenate(degrees).cumsum()
+    if indptr[-1] < 2**31:  # all indices of one type: scipy would copy them otherwise
+        indptr = indptr.astype(np.int32)
+    values, places = np.empty(0, dtype), np.empty(0, np.int32)
+    if indptr[-1]:  # an empty file cannot be mapped
+        values, places = np.memmap(files[1], dtype, "r"), np.memmap(files[0], np.int32, "r")
+    return sp.csr_array((values, places, indptr), shape=(n_rows, n_rows))
+
+
+def _throw_transposed(graph: sp.csr_array, folder: Path) -> None:
+    """Append every entry, with row and column exchanged, to the file of the block that its column lies in."""
+    for begin, own in _own_blocks(graph):
+        row = np.repeat(np.arange(begin, begin + own.shape[0]), np.diff(own.indptr))
+        entries = np.empty(own.nnz, _entry(graph.dtype))
+        entries["row"], entries["column"], entries["weight"] = own.indices, row, own.data
+        goal = own.indices // BLOCK
+        order = np.argsort(goal, kind="stable")
+        for block in np.unique(goal):
+            first, last = np.searchsorted(goal[order], [block, block + 1])
+            with open(folder / f"reverse-{block}", "ab") as file:
+                entries[order[first:last]].tofile(file)
+
+
+def _both_directions(graph: sp.csr_array, folder: Path) -> Iterator[tuple[sp.csr_array, sp.csr_array]]:
+    """Yield every block of rows, and the same block of the transposed graph."""
+    for begin, own in _own_blocks(graph):
+        file = folder / f"reverse-{begin // BLOCK}"
+        entries = np.fromfile(file, _entry(graph.dtype)) if file.exists() else np.empty(0, _entry(graph.dtype))
+        placed = (entries["weight"], (entries["row"] - begin, entries["column"]))
+        yield own, sp.csr_array(placed, shape=own.shape)
+
+
+def _entry(dtype: np.dtype) -> np.dtype:
+    return np.dtype([("row", np.int32), ("column", np.int32), ("weight", dtype)])

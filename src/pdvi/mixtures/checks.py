@@ -1,0 +1,106 @@
+"""What a mixture asks of its arrays, in memory and in a store alike."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi._base.checks import at_least, positive
+
+SYMMETRIC = 1e-6  # weights of both directions may differ by this part of the largest: rounding, not direction
+
+
+def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
+    """Return a symmetric sparse matrix of non-negative, finite weights without self-loops; the given one is kept."""
+    checked = sp.csr_array(graph)
+    if checked.dtype.kind != "f":
+        checked = checked.astype(np.float64)
+    check_graph_shape(checked.shape, n_rows)
+    check_weights(checked.data)
+    checked = proper_edges(checked)
+    reverse = sp.csr_array(checked.T)
+    if asymmetry(checked, reverse) > SYMMETRIC * checked.data.max(initial=1e-300):
+        warn_asymmetric()
+        checked = averaged(checked, reverse)
+    return checked
+
+
+def check_graph_shape(shape: tuple[int, ...], n_rows: int) -> None:
+    """Refuse a graph that is not one of the rows."""
+    if tuple(shape) != (n_rows, n_rows):
+        msg = f"`graph` must have a row and a column for each of the {n_rows} rows of X, got shape {tuple(shape)}."
+        raise ValueError(msg)
+
+
+def check_weights(weights: np.ndarray) -> None:
+    """Refuse weights that are negative or not finite."""
+    good = np.isfinite(weights) & (weights >= 0)
+    if not good.all():
+        bad = float(weights[~good][0])
+        msg = f"`graph` must have finite weights of at least 0, got {bad!r}; clip or remove such edges."
+        raise ValueError(msg)
+
+
+def proper_edges(block: sp.csr_array, first_row: int = 0) -> sp.csr_array:
+    """Return rows of a graph from ``first_row`` on in order of their columns, without self-loops and zeros."""
+    if not block.has_canonical_format:
+        block = block.copy()
+        block.sum_duplicates()
+    row = np.repeat(np.arange(first_row, first_row + block.shape[0]), np.diff(block.indptr))
+    keep = (row != block.indices) & (block.data != 0)
+    if keep.all():
+        return block
+    kept = (block.data[keep], (row[keep] - first_row, block.indices[keep]))
+    return sp.csr_array(kept, shape=block.shape)
+
+
+def asymmetry(graph: sp.csr_array, reverse: sp.csr_array) -> float:
+    """Return the largest difference between an edge's weight and its reverse's."""
+    if np.array_equal(graph.indptr, reverse.indptr) and np.array_equal(graph.indices, reverse.indices):
+        return float(np.abs(graph.data - reverse.data).max(initial=0.0))  # without a sum of two sparse matrices
+    return float(abs(graph - reverse).max())
+
+
+def averaged(graph: sp.csr_array, reverse: sp.csr_array) -> sp.csr_array:
+    """Return the mean of the weights of both directions."""
+    return sp.csr_array((graph + reverse) * 0.5)
+
+
+def warn_asymmetric() -> None:
+    """Tell that a graph had directions."""
+    warnings.warn("`graph` is not symmetric; the weights of both directions are averaged.", stacklevel=4)
+
+
+def check_coupling(beta: Any, temperature: Any = 1.0, damping: Any = None) -> None:
+    """Refuse a bad strength, temperature or damping (None: to be measured)."""
+    at_least("beta", beta)
+    positive("temperature", temperature)
+    if damping is not None:
+        at_least("damping", damping)
+
+
+def check_coordinates(coordinates: Any, n_rows: int) -> np.ndarray:
+    """Return a finite matrix with one row per row of X."""
+    coordinates = np.asarray(coordinates, float)
+    if coordinates.ndim != 2 or len(coordinates) != n_rows:
+        msg = f"`coordinates` must have one row for each of the {n_rows} rows of X, got shape {coordinates.shape}."
+        raise ValueError(msg)
+    if not np.isfinite(coordinates).all():
+        bad = int((~np.isfinite(coordinates).all(1)).sum())
+        msg = f"`coordinates` must be finite: {bad} of {n_rows} rows are not; remove these spots."
+        raise ValueError(msg)
+    return coordinates
+
+
+def check_probabilities(start: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return one row of probabilities for each row of X."""
+    start = np.asarray(start, np.result_type(jnp.result_type(float)))
+    if start.shape != shape or not (start >= 0).all() or not np.allclose(start.sum(1), 1, atol=1e-3):
+        msg = f"`start` must have rows of {shape[1]} probabilities for {shape[0]} rows of X, got shape {start.shape}"
+        msg += "." if start.shape != shape else ", whose rows do not all add up to 1; divide each by its sum."
+        raise ValueError(msg)
+    return start

@@ -1,0 +1,195 @@
+"""The way of a mixture from rows to probabilities: start, coarse, fit, re-estimate, reseed, refine.
+
+From the whole to its parts: `find_domains` (averages, then single spots), `find` (groups of rows first, where there are
+many), `fit_rows` (every start, the best of them, reseeded), `_fit_from` (one start). Every number is in `Recipe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils import check_random_state
+
+from pdvi.core.problem import Problem
+from pdvi.core.result import Result
+from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at
+from pdvi.mixtures.coarse import coarsened
+from pdvi.mixtures.em import annealed, epochs_of, variational_em
+from pdvi.mixtures.refine import are_normal_clouds, are_torn
+from pdvi.mixtures.reseed import reseeded
+from pdvi.mixtures.restarts import best_of
+from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of, whitened, whitening_of
+from pdvi.mixtures.task import Found, Rows, Start, Task
+from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
+from pdvi.solvers import P2DVI
+
+
+class Domains(NamedTuple):
+    """Hold the domains of a tissue, and whether they were refined spot by spot."""
+
+    found: Found
+    refined: bool
+
+
+def find_domains(
+    rows: Rows, task: Task, spots: np.ndarray | None, weak_graph: Callable[[], sp.csr_array], *, force: bool = False
+) -> Domains:
+    """Find domains on averages (``rows``), and refine them on single ``spots`` where these allow it.
+
+    ``weak_graph`` makes the many edges that single spots need (``force``: refine whatever the checks say).
+    """
+    groups = find_on_groups(rows, task)  # of a large tissue; enough to see whether refinement makes sense
+    found = groups or fit_rows(rows, task)
+    before = np.asarray(found.probabilities, np.float32)
+    if spots is not None and (force or are_normal_clouds(spots, before, task.recipe)):
+        graph = weak_graph()
+        weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
+        start = Start(before / before.sum(1, keepdims=True), found.seconds)
+        single = Rows(spots, graph.astype(np.float64), rows.coordinates)
+        better = find(single, weak, start=start, exchange=True)
+        if force or not are_torn(spots, better.probabilities, before, graph, task.recipe):
+            return Domains(better, refined=True)
+    return Domains(fit_rows(rows, task, groups) if isinstance(found, Start) else found, refined=False)
+
+
+def find(rows: Rows, task: Task, *, start: Start | None = None, exchange: bool = False) -> Found:
+    """Fit a mixture: to groups of rows first where there are many, then to the rows from what the groups found."""
+    groups = find_on_groups(rows, task, start=start, exchange=exchange)
+    if groups is not None:
+        return fit_rows(rows, task, groups)  # what there was to exchange the groups have exchanged
+    return fit_rows(rows, task, start, exchange=exchange)
+
+
+def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchange: bool = False) -> Start | None:
+    """Fit groups of rows next to each other; None for few rows, rows without places, or noise that is that of rows."""
+    if rows.graph is None or rows.coordinates is None:
+        return None
+    if not task.estimate_noise or len(rows.X) <= task.recipe.group_above:
+        return None
+    coarse = coarsened(rows.X, rows.graph, rows.coordinates, task.recipe.group_size)
+    known = None if start is None else start._replace(probabilities=coarse.mean(start.probabilities))
+    found = find(Rows(coarse.X, coarse.graph, coarse.coordinates), task, start=known, exchange=exchange)
+    return Start(found.probabilities.astype(rows.X.dtype)[coarse.group], found.seconds)
+
+
+def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False) -> Found:
+    """Fit from k-means starts or from known probabilities, keep the best, put unused components to use."""
+    recipe, known = task.recipe, None if start is None else start.probabilities
+    where = cut(rows, task)
+    offset = rows.X.mean(0)
+    X = rows.X - offset
+    seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
+    if known is None:
+        starts = [empirical_bayes(X, task.n_components, seed=int(seed), recipe=recipe) for seed in seeds[1:]]
+    else:
+        starts = [from_labels(X, known.argmax(1), means_of(X, known), recipe)]
+    coupling = None
+    if rows.graph is not None:
+        beta, halo, temperature = task.beta, task.halo, task.temperature
+        coupling = coupled(rows.graph, where, beta=beta, halo=halo, temperature=temperature, recipe=recipe)
+    # with its own noise every start must be fitted to its end: which is best does not show before
+    tries = starts if task.reestimates else starts[:1]
+    fits = (
+        # other draws for every start: exploration forgets where it began
+        _fit_from(settings, X, where, coupling, task, seed=int(seeds[0]) + number, known=known, others=starts)
+        for number, settings in enumerate(tries)
+    )
+    best = min(fits, key=lambda fit: fit.result.objective)
+    result = best.result
+    if task.reseed:
+        result = reseeded(
+            best.problem,
+            _solver(task),
+            result,
+            exchange=exchange,
+            max_epochs=task.max_epochs - best.warm_up - epochs_of(result),
+            recipe=recipe,
+            tol=task.tol,
+            seed=int(seeds[0]),
+            batch_size=_batch_size(task, len(where.rows)),
+        )
+    probabilities = np.asarray(where.unshard(result.local_params), float)
+    seconds = float(result.trace["seconds"].iloc[-1]) + (0.0 if start is None else start.seconds)
+    epochs = best.warm_up + epochs_of(result)
+    return Found(result, best.problem.model, offset, best.whitening, probabilities, epochs, seconds)
+
+
+def cut(rows: Rows, task: Task) -> Layout:
+    """Cut rows into shards: a tissue into patches, rows without places as they come, without a graph at random."""
+    n_rows, recipe = len(rows.X), task.recipe
+    if rows.graph is None:
+        order = check_random_state(task.random_state).permutation(n_rows)
+        return layout(consecutive(n_rows, recipe.shards(n_rows))[np.argsort(order)], order)
+    n_patches = recipe.patches(n_rows) if task.n_patches is None else task.n_patches
+    if rows.coordinates is None:
+        return layout(consecutive(n_rows, n_patches))
+    return layout(median_cuts(rows.coordinates, n_patches), along_space(rows.coordinates))
+
+
+class _Fit(NamedTuple):
+    """One start's fit, with the matrix that whitened the rows and the epochs before its trace begins."""
+
+    problem: Problem
+    result: Result
+    whitening: np.ndarray
+    warm_up: int
+
+
+def _fit_from(
+    settings: EmpiricalBayes,
+    X: np.ndarray,
+    where: Layout,
+    coupling: Coupling | None,
+    task: Task,
+    *,
+    seed: int,
+    known: np.ndarray | None,
+    others: list[EmpiricalBayes],
+) -> _Fit:
+    """Whiten, warm up, fit and re-estimate from one start."""
+    recipe, solver, whitening = task.recipe, _solver(task), np.eye(X.shape[1])
+    if task.covariance == "tied":
+        whitening = whitening_of(X, settings, None if known is None else known.argmax(1), recipe)
+        settings = whitened(settings, whitening, recipe)
+    log_scale = float(np.linalg.slogdet(whitening)[1])
+    if coupling is None:
+        problem = gaussian_mixture_problem(X @ whitening.T, settings, where, log_scale=log_scale)
+    else:
+        problem = coupled_problem(X @ whitening.T, settings, where, coupling, log_scale=log_scale)
+    common = {"seed": seed, "batch_size": _batch_size(task, len(where.rows))}
+    start: Any = None if known is None else point_at(problem, where.shard(known))
+    left = task.max_epochs
+    warm_up = min(recipe.warm_up_epochs, left // 2)
+    if len(others) > 1 and not task.reestimates and warm_up:  # one problem for all of them
+        points = [{**problem.model.init_global(None), "mean": other.means @ whitening.T} for other in others]
+        start, left = best_of(problem, solver, points, epochs=warm_up, **common).best, left - warm_up
+    annealing = min(recipe.anneal_epochs, left // 2)
+    if task.anneal_from is not None and annealing:
+        start = annealed(problem, solver, task.anneal_from, annealing, start=start, **common).point
+        left -= annealing
+    fitted = variational_em(
+        problem,
+        solver,
+        noise=task.noise,
+        weights=task.learn_weights,
+        max_epochs=left,
+        tol=task.tol,
+        first=recipe.first_epochs if known is None else recipe.known_epochs,
+        start=start,
+        recipe=recipe,
+        **common,
+    )
+    return _Fit(fitted.problem, fitted.result, fitted.whitening @ whitening, task.max_epochs - left)
+
+
+def _solver(task: Task) -> Any:
+    return P2DVI() if task.solver is None else task.solver
+
+
+def _batch_size(task: Task, n_shards: int) -> int:
+    full = _solver(task).full_batch
+    return n_shards if full else max(1, n_shards // task.recipe.shards_per_batch)

@@ -1,0 +1,99 @@
+"""Every heuristic of the mixtures and of `tl.domains`, with its number, why, and what it was measured on.
+
+docs/how-domains-decides.md tells in which order they act. "Slides" are the five labelled ones of benchmarks/slides.py,
+"the tissue" the simulated one of benchmarks/mixture_speed.py (147,456 spots, 23 domains). Where it says "a choice",
+no measurement is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hold the numbers that steer a fit; ``dataclasses.replace(RECIPE, ...)`` makes another one."""
+
+    # The start: k-means, and the settings it suggests.
+    kmeans_rows: int = 20_000  # that k-means looks at: all of the tissue's would cost more than its fit
+    kmeans_runs: int = 1  # of one start: other starts are fitted to their end instead, see `most_starts`
+    whitening_rows: int = 20_000  # a full covariance of some dozen features is known well from so many; a choice
+    floor: float = 1e-6  # least variance, over the mean one: constant features must not divide by 0; a choice
+
+    # Several starts, of which the best fit is kept.
+    most_starts: int = 6  # each with its own noise: a slide's domains depend less on the seed; the number is a choice
+    starts_rows: int = 120_000  # rows times starts: about as long for every size up to that; a choice
+    warm_up_epochs: int = 10  # with fixed noise all starts run so long, then the best alone; a choice
+    anneal_epochs: int = 10  # one temperature each, where annealing is asked for; a choice
+
+    # How rows are cut into shards.
+    rows_per_shard: int = 500  # of a plain mixture, the paper's mini-batches
+    most_shards: int = 100  # more would only be shorter steps; a choice
+    rows_per_patch: int = 32  # of a tissue; a choice
+    most_patches: int = 32  # about as many as the paper has (30)
+    shards_per_batch: int = 100  # one shard a step up to so many, a hundredth of them beyond, as in `pdvi.fit`
+
+    # Damping of parallel sweeps, such that the objective never rises.
+    damping_dense_rows: int = 50  # below, the eigenvalue comes from the dense matrix: iterations want more rows
+    damping_rows: int = 20_000  # above, it is measured patch by patch: a few times faster on the tissue
+    damping_patches: int = 64  # of which so many are looked at, evenly spread; a choice
+    damping_tol: float = 0.02  # of the eigenvalue's iteration, and
+    damping_spare: float = 1.05  # what is added since it is not exact
+    damping_patch_spare: float = 1.1  # the same for patches, which see a part of it: enough on 24,000 random places
+
+    # Groups of rows that stand for a large tissue.
+    group_above: int = 80_000  # rows; a choice: smaller tissues take seconds anyway
+    group_size: int = 4  # so many times faster; within 0.02 of the ARI without groups on simulated tissues
+
+    # The fit, and what is re-estimated after it.
+    max_epochs: int = 100  # of one fit in all
+    tol: float = 1e-6  # of `pdvi.fit`; with re-estimation the rounds' own rules end most fits
+    first_epochs: int = 15  # before the first re-estimation: enough to explore (3) and to settle; a choice
+    first_logs: int = 3  # log points until then: one costs as much as an epoch
+    known_epochs: int = 6  # the same from known probabilities, where there is nothing to explore; a choice
+    rounds: int = 20  # of re-estimation at most; on the slides 2 to 8 are made
+    round_epochs: int = 4  # between two re-estimations; a choice
+    least_gain: float = 1e-4  # of the ELBO per row and round: with less the rounds end; a choice
+    steady_gain: float = 5e-3  # or with less than this,
+    steady_labels: float = 5e-3  # and less than this share of the labels changed; a choice
+
+    # Unused components put to use.
+    unused_share: float = 0.05  # of an equal share of the rows: a component with less is unused; a choice
+    reseed_epochs: int = 8  # of a trial: its start has labels, and most stay; a choice
+    exchange_trials: int = 2  # where components in use may be given up too; a choice
+    smoothings: int = 3  # averages of residuals over the graph: with ten neighbours some thirty rows count
+    least_split_rows: int = 4  # in a component that may be split; a choice
+
+    # Refinement spot by spot, on simulated clouds at 154,000 real coordinates. Weights stay equal there: with learned
+    # ones and a weak coupling all spots ended in one domain.
+    refine_neighbors: int = 24  # many weak edges gave better borders than eight strong ones,
+    refine_coupling: float = 0.4  # each with this part of beta
+    # Kurtosis over that of a normal cloud is 1.00 in simulated clouds, 1.06 to 1.52 on the slides and on two simulated
+    # tissues with several cell types in a domain. All these are what the limit was set on.
+    kurtosis_slack: float = 0.03
+    # Domains torn into cell types predict neighbours worse by 0.4 and more; averages know a little of the spot itself,
+    # which lets their labels look better than they are by 0.01.
+    surprise_slack: float = 0.1
+
+    # How many domains.
+    held_out_neighbors: int = 15  # averaged within a half: about the disc that 30 of all spots lie in
+    stability_slack: float = 0.02  # agreement between seeds that counts as equal; a choice
+
+    def starts(self, n_rows: int) -> int:
+        """Return the number of starts for so many rows."""
+        return max(1, min(self.most_starts, self.starts_rows // n_rows))
+
+    def patches(self, n_rows: int) -> int:
+        """Return the number of patches that so many rows of a tissue are cut into."""
+        return max(1, min(self.most_patches, n_rows // self.rows_per_patch))
+
+    def shards(self, n_rows: int) -> int:
+        """Return the number of shards that so many rows without places are cut into."""
+        return max(1, min(self.most_shards, n_rows // self.rows_per_shard))
+
+    def as_params(self) -> dict[str, int | float]:
+        """Return all fields as a flat dict of numbers, as a file can hold it."""
+        return asdict(self)
+
+
+RECIPE = Recipe()

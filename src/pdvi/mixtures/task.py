@@ -1,0 +1,102 @@
+"""What is asked of a fit, what it is given, and what it gives back."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi._base.checks import one_of, whole
+from pdvi.core.result import Result, Status
+from pdvi.mixtures.checks import check_coupling
+from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.models import GaussianMixtureModel
+
+COVARIANCES = ("diagonal", "tied")
+
+
+class Rows(NamedTuple):
+    """Hold what is fitted: rows; a checked graph (None: a plain mixture); coordinates, if rows have places."""
+
+    X: np.ndarray
+    graph: sp.csr_array | None = None
+    coordinates: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """Say what is asked of a fit; the estimators document every field."""
+
+    n_components: int
+    covariance: str = "tied"
+    estimate_noise: bool = True
+    learn_weights: bool = False
+    n_init: int = 1
+    reseed: bool = True
+    max_epochs: int = RECIPE.max_epochs
+    tol: float = RECIPE.tol
+    solver: Any = None
+    random_state: Any = None
+    beta: float = 1.0
+    n_patches: int | None = None
+    halo: bool = True
+    temperature: float = 1.0
+    anneal_from: float | None = None
+    recipe: Recipe = RECIPE
+
+    def checked(self, n_rows: int) -> Task:
+        """Return the task if it makes sense for so many rows."""
+        whole("n_components", self.n_components, least=1, most=n_rows, of="the number of rows")
+        one_of("covariance", self.covariance, COVARIANCES)
+        whole("n_init", self.n_init, least=1)
+        whole("max_epochs", self.max_epochs, least=1)
+        check_coupling(self.beta, self.temperature)
+        if self.anneal_from is not None and not self.anneal_from > self.temperature:
+            msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
+            raise ValueError(msg)
+        return self
+
+    @property
+    def noise(self) -> str | None:
+        """The kind of noise that is re-estimated; None if it is fixed."""
+        return self.covariance if self.estimate_noise else None
+
+    @property
+    def reestimates(self) -> bool:
+        """Whether starts differ in more than their means."""
+        return self.estimate_noise or self.learn_weights
+
+
+class Start(NamedTuple):
+    """Hold probabilities to begin with, and the seconds their fit took."""
+
+    probabilities: np.ndarray
+    seconds: float = 0.0
+
+
+class Found(NamedTuple):
+    """Hold a fit: the result for the rows minus ``offset`` times ``whitening``, and every row's probabilities."""
+
+    result: Result
+    model: GaussianMixtureModel
+    offset: np.ndarray
+    whitening: np.ndarray
+    probabilities: np.ndarray
+    epochs: float
+    seconds: float
+
+    def warn_unless_converged(self, who: str, task: Task) -> None:
+        """Warn as scikit-learn does if the fit ended too early."""
+        from sklearn.exceptions import ConvergenceWarning
+
+        if self.result.converged:
+            return
+        reason = str(self.result.status)
+        if self.result.status is Status.MAX_EPOCHS and self.epochs < task.max_epochs:
+            reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
+        warnings.warn(
+            f"{who} did not converge in {self.epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4
+        )
