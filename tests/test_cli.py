@@ -250,7 +250,7 @@ def test_a_place_that_cannot_be_written_is_found_before_any_work(slide, folder, 
     def refuse(self):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(paths.Path, "touch", refuse)
+    monkeypatch.setattr(paths, "create", refuse)
     monkeypatch.setattr(files, "read_slide", None)  # not reached
     assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3) == 1
     assert capsys.readouterr().err == "pdvi: cannot write 'out.h5ad': Permission denied; choose another place.\n"
