@@ -11,11 +11,11 @@ import pandas as pd
 
 from pdvi import gr, metrics
 from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of
-from pdvi._anndata.missing import make_missing
 from pdvi._base.checks import whole
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.tl.held_out import Halves
+from pdvi.tl.missing import make_missing
 
 if TYPE_CHECKING:
     from anndata import AnnData

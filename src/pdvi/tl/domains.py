@@ -10,12 +10,12 @@ import scipy.sparse as sp
 
 from pdvi import gr, graphs
 from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of, samples_of
-from pdvi._anndata.missing import make_missing
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Found, Rows, Task
 from pdvi.pl import palette
+from pdvi.tl.missing import make_missing
 
 if TYPE_CHECKING:
     from anndata import AnnData
