@@ -84,9 +84,7 @@ def test_every_method_runs_where_the_shards_are(x64, cluster, tmp_path, solver):
     stored = pdvi.Problem.from_store(tmp_path / "store")
     settings = {"batch_size": None if solver.full_batch else 2, "max_epochs": 3, "tol": 0}
     memory = pdvi.fit(problem, solver, **settings)
-    places = (
-        [pdvi.Disk()] if not isinstance(solver, pdvi.MemoizedVB | pdvi.SVI) else [pdvi.Disk(), pdvi.Dask(cluster[1])]
-    )
+    on_workers = [pdvi.Dask(cluster[1])] if isinstance(solver, pdvi.MemoizedVB | pdvi.SVI) else []
     for executor in (pdvi.Disk(), *on_workers):
         found = pdvi.fit(stored, solver, executor=executor, **settings)
         np.testing.assert_allclose(found.trace["objective"], memory.trace["objective"], rtol=1e-10)

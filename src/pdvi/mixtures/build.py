@@ -19,6 +19,7 @@ from pdvi.mixtures.damping import damping_of_patches
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import EmpiricalBayes
 from pdvi.models import GaussianMixtureModel, PottsMixtureModel
+from pdvi.shards.buckets import bucket
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
 from pdvi.solvers.conjugate import add, best_globals
@@ -61,7 +62,7 @@ class BuiltShard(NamedTuple):
 def mixture_shards(X: np.ndarray, where: Layout, coupling: Coupling | None = None) -> Iterator[BuiltShard]:
     """Yield the shards of a layout one by one; rows and graph may lie on disk."""
     mask, fraction = where.mask, where.fraction
-    padded = not mask.all()
+    padded = where.bucketed or not mask.all()
     alone: Iterable[Any] = repeat(None)
     tables = alone if coupling is None else neighbour_tables(coupling.graph, where, halo=coupling.halo)
     for rows, real, share, neighbours in zip(where.rows, mask, fraction, tables):
@@ -77,9 +78,10 @@ def mixture_shards(X: np.ndarray, where: Layout, coupling: Coupling | None = Non
         yield BuiltShard(arrays, halo)
 
 
-def padded_halo(halos: list[np.ndarray]) -> np.ndarray | None:
+def padded_halo(halos: list[np.ndarray], bucketed: bool = False) -> np.ndarray | None:
     """Return the halos of all shards as one array, the shorter ones filled up; None if there is no halo row."""
     longest = max(map(len, halos))
+    longest = bucket(longest) if bucketed and longest else longest
     if longest == 0:
         return None
     padded = np.zeros((len(halos), longest), np.int32)
@@ -96,7 +98,7 @@ def gaussian_mixture_problem(
     ``log_scale`` is log |det A| if the rows are A times those whose ELBO is wanted (whitened, say).
     """
     model = GaussianMixtureModel(**_hyper(settings, len(X), log_scale))
-    return _in_memory(model, mixture_shards(X, where), len(where.rows))
+    return _in_memory(model, mixture_shards(X, where), where)
 
 
 def potts_mixture_problem(
@@ -123,7 +125,7 @@ def coupled_problem(
     """Return the Potts mixture with a coupling that is known already."""
     temperature, damping = coupling.temperature, coupling.damping
     model = potts_model(settings, len(X), temperature=temperature, damping=damping, log_scale=log_scale)
-    return _in_memory(model, mixture_shards(X, where, coupling), len(where.rows))
+    return _in_memory(model, mixture_shards(X, where, coupling), where)
 
 
 def potts_model(
@@ -143,8 +145,9 @@ def point_at(problem: Problem, local: PyTree) -> Point:
     return Point(problem.unravel(found), local)
 
 
-def _in_memory(model: Any, shards: Iterator[BuiltShard], n_shards: int) -> Problem:
+def _in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Problem:
     """Stack shards as they come: no second copy of the data is alive."""
+    n_shards = len(where.rows)
     stacked: dict[str, np.ndarray] = {}
     halos = []
     for b, (arrays, halo) in enumerate(shards):
@@ -153,7 +156,7 @@ def _in_memory(model: Any, shards: Iterator[BuiltShard], n_shards: int) -> Probl
                 stacked[name] = np.empty((n_shards, *np.shape(values)), np.asarray(values).dtype)
             stacked[name][b] = values
         halos.append(halo)
-    return Problem(model, stacked, halo=padded_halo(halos))
+    return Problem(model, stacked, halo=padded_halo(halos, where.bucketed))
 
 
 def _hyper(settings: EmpiricalBayes, n_rows: int, log_scale: float, **more: float) -> dict[str, Any]:

@@ -6,7 +6,8 @@ many), `fit_rows` (every start, the best of them, reseeded), `_fit_from` (one st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,13 +20,14 @@ from pdvi.core.result import Result
 from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.em import annealed, epochs_of, variational_em
+from pdvi.mixtures.program import fit_starts
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
 from pdvi.mixtures.restarts import best_of
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of, whitened, whitening_of
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
-from pdvi.solvers import P2DVI
+from pdvi.solvers import CAVI, P2DVI
 
 
 class Domains(NamedTuple):
@@ -78,6 +80,7 @@ def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchan
 
 def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False) -> Found:
     """Fit from k-means starts or from known probabilities, keep the best, put unused components to use."""
+    began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
     where = cut(rows, task)
     offset = rows.X.mean(0)
@@ -93,27 +96,31 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
         coupling = coupled(rows.graph, where, beta=beta, halo=halo, temperature=temperature, recipe=recipe)
     # with its own noise every start must be fitted to its end: which is best does not show before
     tries = starts if task.reestimates else starts[:1]
-    fits = (
-        # other draws for every start: exploration forgets where it began
-        _fit_from(settings, X, where, coupling, task, seed=int(seeds[0]) + number, known=known, others=starts)
-        for number, settings in enumerate(tries)
-    )
+    fits: Iterable[_Fit]
+    if coupling is not None and is_one_program(rows, task, known):
+        fits = _fit_together(tries, X, where, coupling, task, seed=int(seeds[0]))
+    else:
+        fits = [
+            # other draws for every start: exploration forgets where it began
+            _fit_from(settings, rows, X, where, coupling, task, seed=int(seeds[0]) + number, known=known, others=starts)
+            for number, settings in enumerate(tries)
+        ]
     best = min(fits, key=lambda fit: fit.result.objective)
     result = best.result
     if task.reseed:
         result = reseeded(
             best.problem,
-            _solver(task),
+            _solver(task, rows),
             result,
             exchange=exchange,
             max_epochs=task.max_epochs - best.warm_up - epochs_of(result),
             recipe=recipe,
             tol=task.tol,
             seed=int(seeds[0]),
-            batch_size=_batch_size(task, len(where.rows)),
+            batch_size=_batch_size(task, rows, len(where.rows)),
         )
     probabilities = np.asarray(where.unshard(result.local_params), float)
-    seconds = float(result.trace["seconds"].iloc[-1]) + (0.0 if start is None else start.seconds)
+    seconds = time.perf_counter() - began + (0.0 if start is None else start.seconds)
     epochs = best.warm_up + epochs_of(result)
     return Found(result, best.problem.model, offset, best.whitening, probabilities, epochs, seconds)
 
@@ -125,9 +132,25 @@ def cut(rows: Rows, task: Task) -> Layout:
         order = check_random_state(task.random_state).permutation(n_rows)
         return layout(consecutive(n_rows, recipe.shards(n_rows))[np.argsort(order)], order)
     n_patches = recipe.patches(n_rows) if task.n_patches is None else task.n_patches
+    n_patches = 1 if is_one_shard(rows, task) else n_patches
     if rows.coordinates is None:
-        return layout(consecutive(n_rows, n_patches))
-    return layout(median_cuts(rows.coordinates, n_patches), along_space(rows.coordinates))
+        where = layout(consecutive(n_rows, n_patches))
+    else:
+        where = layout(median_cuts(rows.coordinates, n_patches), along_space(rows.coordinates))
+    return where.in_buckets()
+
+
+def is_one_shard(rows: Rows, task: Task) -> bool:
+    """Return whether a tissue is small enough to be one shard, where nobody says how to cut or to solve it."""
+    small = rows.graph is not None and len(rows.X) <= task.recipe.one_program_rows
+    return small and task.solver is None and task.n_patches is None
+
+
+def is_one_program(rows: Rows, task: Task, known: np.ndarray | None) -> bool:
+    """Return whether all starts are fitted as one compiled program: nothing but the usual is asked for."""
+    epochs = task.recipe.first_epochs + task.recipe.rounds * task.recipe.round_epochs
+    usual = known is None and task.reestimates and task.anneal_from is None and task.max_epochs >= epochs
+    return usual and is_one_shard(rows, task)
 
 
 class _Fit(NamedTuple):
@@ -139,8 +162,33 @@ class _Fit(NamedTuple):
     warm_up: int
 
 
+def _fit_together(
+    starts: list[EmpiricalBayes], X: np.ndarray, where: Layout, coupling: Coupling, task: Task, *, seed: int
+) -> list[_Fit]:
+    """Fit all starts in one compiled program."""
+    recipe = task.recipe
+    whitenings = [
+        whitening_of(X, settings, None, recipe) if task.covariance == "tied" else np.eye(X.shape[1])
+        for settings in starts
+    ]
+    problem = coupled_problem(X, starts[0], where, coupling)
+    if task.covariance == "tied":
+        starts = [whitened(settings, matrix, recipe) for settings, matrix in zip(starts, whitenings)]
+    fitted = fit_starts(
+        problem,
+        list(zip(starts, whitenings)),
+        noise=task.noise,
+        weights=task.learn_weights,
+        tol=task.tol,
+        recipe=recipe,
+        seed=seed,
+    )
+    return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
+
+
 def _fit_from(
     settings: EmpiricalBayes,
+    rows: Rows,
     X: np.ndarray,
     where: Layout,
     coupling: Coupling | None,
@@ -151,7 +199,7 @@ def _fit_from(
     others: list[EmpiricalBayes],
 ) -> _Fit:
     """Whiten, warm up, fit and re-estimate from one start."""
-    recipe, solver, whitening = task.recipe, _solver(task), np.eye(X.shape[1])
+    recipe, solver, whitening = task.recipe, _solver(task, rows), np.eye(X.shape[1])
     if task.covariance == "tied":
         whitening = whitening_of(X, settings, None if known is None else known.argmax(1), recipe)
         settings = whitened(settings, whitening, recipe)
@@ -160,7 +208,7 @@ def _fit_from(
         problem = gaussian_mixture_problem(X @ whitening.T, settings, where, log_scale=log_scale)
     else:
         problem = coupled_problem(X @ whitening.T, settings, where, coupling, log_scale=log_scale)
-    common = {"seed": seed, "batch_size": _batch_size(task, len(where.rows))}
+    common = {"seed": seed, "batch_size": _batch_size(task, rows, len(where.rows))}
     start: Any = None if known is None else point_at(problem, where.shard(known))
     left = task.max_epochs
     warm_up = min(recipe.warm_up_epochs, left // 2)
@@ -186,10 +234,13 @@ def _fit_from(
     return _Fit(fitted.problem, fitted.result, fitted.whitening @ whitening, task.max_epochs - left)
 
 
-def _solver(task: Task) -> Any:
-    return P2DVI() if task.solver is None else task.solver
+def _solver(task: Task, rows: Rows) -> Any:
+    """One shard has nobody to agree with: there Algorithm 1 comes to coordinate ascent."""
+    if task.solver is not None:
+        return task.solver
+    return CAVI() if is_one_shard(rows, task) else P2DVI()
 
 
-def _batch_size(task: Task, n_shards: int) -> int:
-    full = _solver(task).full_batch
+def _batch_size(task: Task, rows: Rows, n_shards: int) -> int:
+    full = _solver(task, rows).full_batch
     return n_shards if full else max(1, n_shards // task.recipe.shards_per_batch)

@@ -33,6 +33,9 @@ class Recipe:
     most_patches: int = 32  # about as many as the paper has (30)
     shards_per_batch: int = 100  # one shard a step up to so many, a hundredth of them beyond, as in `pdvi.fit`
 
+    # A small tissue is one shard, and all its starts are one compiled program.
+    one_program_rows: int = 20_000  # up to so many rows: a sweep takes milliseconds, calls would take as long
+
     # Damping of parallel sweeps, such that the objective never rises.
     damping_dense_rows: int = 50  # below, the eigenvalue comes from the dense matrix: iterations want more rows
     damping_rows: int = 20_000  # above, it is measured patch by patch: a few times faster on the tissue

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from pdvi.shards.buckets import degree_bucket
 from pdvi.shards.partition import Layout
 
 
@@ -29,6 +30,7 @@ def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -
     """
     slots, n_slots = where.slots, where.rows.shape[1]
     degree = max(1, _most_neighbours(graph, slots // n_slots, halo))
+    degree = degree_bucket(degree) if where.bucketed else degree
     for b, rows in enumerate(where.rows):
         taken = np.flatnonzero(rows >= 0)
         edges = sp.csr_array(graph[rows[taken]])

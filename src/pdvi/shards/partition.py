@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pdvi.shards.buckets import bucket
+
 LEAF = 64  # rows of a patch are ordered along space down to groups of this size
 
 
@@ -30,9 +32,18 @@ def consecutive(n_rows: int, n_patches: int) -> np.ndarray:
 
 
 class Layout(NamedTuple):
-    """Where each row lies: ``rows[b, s]`` is the row in slot s of shard b, -1 where there is none."""
+    """Where each row lies: ``rows[b, s]`` is the row in slot s of shard b, -1 where there is none.
+
+    ``bucketed``: arrays made of it are padded to a few sizes, and always have a mask.
+    """
 
     rows: np.ndarray
+    bucketed: bool = False
+
+    def in_buckets(self) -> Layout:
+        """Return the same with slots padded to a bucket: what is compiled for it serves similar sizes too."""
+        missing = bucket(self.rows.shape[1]) - self.rows.shape[1]
+        return Layout(np.pad(self.rows, ((0, 0), (0, missing)), constant_values=-1), bucketed=True)
 
     @property
     def mask(self) -> np.ndarray:
