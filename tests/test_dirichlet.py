@@ -131,7 +131,9 @@ def test_autodiff_agrees(x64):
 
     zero = np.zeros(5)
     expected = np.array([gradient(row, n, 0.3, zero, zero, zero) for row, n in zip(rho, counts)])
-    np.testing.assert_allclose(jax.grad(loss)(jnp.asarray(rho)), expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        jax.grad(loss)(jnp.asarray(rho)), expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max()
+    )
 
 
 def test_curvature_is_that_at_the_minimum(x64):

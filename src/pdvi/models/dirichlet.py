@@ -34,9 +34,7 @@ def divergence(rho: Array, prior: Array) -> Array:
     return _spread(jnp.exp(rho)) - (prior * expected_log(rho)).sum(-1) + constant
 
 
-def augmented_step(
-    counts: Array, prior: Array, fraction: Array, centre: Array, dual: Array, penalty: Array
-) -> Array:
+def augmented_step(counts: Array, prior: Array, fraction: Array, centre: Array, dual: Array, penalty: Array) -> Array:
     """Return the rho that minimises every row of a shard's loss plus the augmentation.
 
         w KL(Dir(alpha) || Dir(prior)) - <counts, E log theta> + <dual, rho - centre> + 1/2 |rho - centre|^2_penalty

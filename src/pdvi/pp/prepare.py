@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from pdvi._anndata.checks import counts_of, is_sparse, say
+from pdvi._anndata.checks import is_sparse
+from pdvi.pp.normalise import log_expression
 
 
 def prepare(
@@ -37,32 +37,10 @@ def prepare(
         look like logarithms (none above 30 and not all whole). What was found is said.
     """
     import scanpy as sc
-    from anndata import AnnData
 
-    matrix = counts_of(adata, layer)
-    values = matrix.data if is_sparse(matrix) else matrix.ravel()
-    if normalize is None:
-        normalize = _looks_like_counts(values)
-        if not normalize:
-            say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
-    elif normalize and values.size and values.min() < 0:
-        msg = f"counts must not be negative, but the smallest is {values.min():g}; set normalize=False."
-        raise ValueError(msg)
-    names = np.arange(adata.n_obs).astype(str)
-    work = AnnData(matrix, obs=pd.DataFrame(index=names), var=pd.DataFrame(index=np.arange(adata.n_vars).astype(str)))
-    filled = np.asarray((work.X != 0).sum(0)).ravel() > 0
-    if not filled.any():
-        msg = "adata.X must have at least one value that is not 0; all genes are empty."
-        raise ValueError(msg)
-    work = work[:, filled].copy()
+    work = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize).work
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(scanpy|anndata|sklearn)")
-        warnings.filterwarnings("ignore", message="Some cells have zero counts")  # they stay at zero
-        if normalize and work.n_vars > n_genes:
-            sc.pp.highly_variable_genes(work, n_top_genes=n_genes, flavor="seurat_v3", check_values=False)
-            work = work[:, work.var["highly_variable"]].copy()
-        if normalize:
-            _normalise(sc, work)
         sc.pp.scale(work, zero_center=False, max_value=clip)
         most = min(n_components, work.n_vars - 1, work.n_obs - 1)
         if most < 1:  # one gene, or two spots: nothing to reduce
@@ -72,16 +50,3 @@ def prepare(
             sc.pp.pca(work, n_comps=most, random_state=seed)
             components = work.obsm["X_pca"]
     adata.obsm[key_added] = np.asarray(components, np.float32)
-
-
-def _normalise(sc: Any, work: Any) -> None:
-    totals = np.asarray(work.X.sum(1)).ravel()
-    sc.pp.normalize_total(work, target_sum=float(np.median(totals[totals > 0])))
-    sc.pp.log1p(work)
-
-
-def _looks_like_counts(values: np.ndarray) -> bool:
-    if values.size == 0 or values.min() < 0:
-        return values.size == 0
-    sample = values[:: max(1, values.size // 100_000)]
-    return bool(np.all(sample == np.round(sample)) or sample.max() > 30)
