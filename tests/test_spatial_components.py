@@ -144,11 +144,9 @@ def test_few_columns_are_asked_for():
     columns = []
 
     class Counted(Agreement):
-        def _matmat(self, V):
+        def __call__(self, V):
             columns.append(1 if V.ndim == 1 else V.shape[1])
-            return super()._matmat(V)
-
-        _matvec = _matmat
+            return super().__call__(V)
 
     xy = np.random.default_rng(0).uniform(size=(n, 2))
     samples = np.zeros(n, int)
@@ -178,5 +176,5 @@ def test_wrong_arguments_are_told():
         pdvi.pp.spatial_components(adata, n_neighbors=0)
     with pytest.raises(ValueError, match="`clip` must be positive and finite, got -1"):
         pdvi.pp.spatial_components(adata, clip=-1)
-    with pytest.raises(ValueError, match="'elsewhere' not in adata.obsm"):
+    with pytest.raises(ValueError, match=r"'elsewhere' not in adata\.obsm"):
         pdvi.pp.spatial_components(adata, spatial_key="elsewhere")

@@ -64,9 +64,9 @@ def spatial_components(
     expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
     X = expression.work.X
     scale = _scale(X, samples, clip)
-    operator = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
-    values, loadings = leading_eigenvectors(operator, n_components, seed)
-    adata.obsm[key_added] = operator.project(loadings)
+    agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
+    values, loadings = leading_eigenvectors(agreement, n_components, seed)
+    adata.obsm[key_added] = agreement.project(loadings)
     adata.uns[key_added] = {
         "params": {
             "n_components": len(values),
@@ -82,18 +82,18 @@ def spatial_components(
         "genes": adata.var_names.to_numpy()[expression.genes].astype(str),
         "target": np.nan if expression.target is None else expression.target,
         "scale": scale,
-        "mean": operator.mean,
+        "mean": agreement.mean,
         "loadings": loadings.astype(np.float32),
         "values": values,
     }
 
 
-class Agreement(LinearOperator):
+class Agreement:
     """The symmetric matrix X' (W + W') X, genes by genes, of rows centred in each sample, as something to apply."""
 
     def __init__(self, X: Any, W: sp.csr_array, samples: np.ndarray):
-        super().__init__(np.dtype(float), (X.shape[1], X.shape[1]))
         self.X = X
+        self.size: int = X.shape[1]
         self.both_ways = sp.csr_array(W + W.T)
         self.of_sample = _indicator(samples, X.dtype)
         self.mean = sample_means(X, samples)
@@ -104,24 +104,20 @@ class Agreement(LinearOperator):
         along = np.asarray(self.X @ directions.astype(self.X.dtype))
         return along - self.of_sample.T @ (self.mean @ directions).astype(self.X.dtype)
 
-    def _matmat(self, V: np.ndarray) -> np.ndarray:
+    def __call__(self, V: np.ndarray) -> np.ndarray:
+        """Return the product with one vector, or with several as columns."""
         around = self.both_ways @ self.project(V)
         return np.asarray(self.X.T @ around, float) - self.mean.T @ np.asarray(self.of_sample @ around, float)
-
-    _matvec = _matmat  # all of it works for one column, too
-
-    def _adjoint(self) -> Agreement:
-        return self
 
 
 def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
     """Return the matrix that takes the mean over the nearest spots of the same sample, without the spot itself."""
     n = len(coordinates)
-    row, column, weight = [], [], []
+    row, column, weight = [np.empty(0, int)], [np.empty(0, int)], [np.empty(0, np.float32)]
     for sample in np.unique(samples):
         own = np.flatnonzero(samples == sample)
         k = min(n_neighbors, len(own) - 1)
-        if k == 0:
+        if k == 0:  # a spot alone has no neighbours
             continue
         near = np.asarray(cKDTree(coordinates[own]).query(coordinates[own], k=k + 1, workers=-1)[1])
         others = near != np.arange(len(own))[:, None]
@@ -129,19 +125,18 @@ def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: in
         row.append(np.repeat(own, k))
         column.append(own[near[others]])
         weight.append(np.full(len(own) * k, 1 / k, np.float32))
-    if not row:
-        return sp.csr_array((n, n), dtype=np.float32)
     return sp.csr_array((np.concatenate(weight), (np.concatenate(row), np.concatenate(column))), shape=(n, n))
 
 
-def leading_eigenvectors(operator: LinearOperator, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def leading_eigenvectors(agreement: Agreement, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest eigenvalues, falling, and their vectors as columns, the largest entry of each positive."""
-    size = operator.shape[0]
+    size = agreement.size
     if size <= SMALL or count >= size // 2:
         identity = np.eye(size)
-        matrix = np.hstack([operator @ identity[:, start : start + BLOCK] for start in range(0, size, BLOCK)])
+        matrix = np.hstack([agreement(identity[:, start : start + BLOCK]) for start in range(0, size, BLOCK)])
         values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
     else:
+        operator = LinearOperator((size, size), matvec=agreement, matmat=agreement, dtype=np.dtype(float))
         first = np.random.default_rng(seed).standard_normal(size)
         values, vectors = eigsh(operator, count, which="LA", v0=first, tol=ACCURACY)
     order = np.argsort(-values)[:count]
