@@ -13,7 +13,7 @@ from pdvi._anndata.checks import SPATIAL, coordinates_of, is_sparse, samples_of
 from pdvi._base.checks import positive, whole
 from pdvi.pp.normalise import log_expression
 
-SMALL = 500  # genes up to which the genes x genes matrix is cheaper than Lanczos steps
+SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
 ACCURACY = 1e-6  # of the eigenvalues, relative: expression is in single precision
 
