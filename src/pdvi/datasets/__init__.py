@@ -3,17 +3,20 @@
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
+    TwoLevelTissue,
     mixture,
     quadratic,
     quartic,
     tanh_regression,
     tissue_features,
+    two_level_tissue,
 )
 from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
     "MixtureData",
     "TissueFeatures",
+    "TwoLevelTissue",
     "embryo",
     "mixture",
     "quadratic",
@@ -21,4 +24,5 @@ __all__ = [
     "tanh_regression",
     "tissue",
     "tissue_features",
+    "two_level_tissue",
 ]

@@ -172,18 +172,65 @@ def tissue_features(
     checks.at_least("noise", noise)
     checks.positive("patchiness", patchiness)
     checks.seed("seed", seed)
-    side = int(np.ceil(np.sqrt(n_spots)))
     rng = np.random.default_rng(seed)
+    labels, coordinates = _smooth_domains(rng, n_spots, n_domains, patchiness)
+    centres = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
+    X = centres[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
+    return TissueFeatures(X, coordinates, labels)
+
+
+class TwoLevelTissue(NamedTuple):
+    """Cells on a tissue as features, with their true domains and types, and what each domain is made of."""
+
+    X: np.ndarray
+    coordinates: np.ndarray
+    labels: np.ndarray
+    types: np.ndarray
+    compositions: np.ndarray  # share of every type in every domain
+
+
+def two_level_tissue(
+    n_spots: int = 10_000,
+    *,
+    n_features: int = 10,
+    n_domains: int = 5,
+    n_types: int = 8,
+    separation: float = 2.0,
+    evenness: float = 0.3,
+    patchiness: float = 8.0,
+    seed: int = 0,
+) -> TwoLevelTissue:
+    """Simulate a tissue whose domains are mixtures of cell types, the same types in other shares.
+
+    Domains are those of `tissue_features`; a domain's composition is Dirichlet with concentration ``evenness`` (small:
+    few types each), and a cell has its type's centre, from N(0, separation^2 I), plus standard normal noise.
+    """
+    _sizes(n_spots=n_spots, n_features=n_features, n_domains=n_domains, n_types=n_types)
+    for name, value in (("separation", separation), ("evenness", evenness), ("patchiness", patchiness)):
+        checks.positive(name, value)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    labels, coordinates = _smooth_domains(rng, n_spots, n_domains, patchiness)
+    compositions = rng.dirichlet(np.full(n_types, evenness), n_domains)
+    below = np.cumsum(compositions, axis=1)[labels]
+    types = np.minimum((rng.random((n_spots, 1)) > below).sum(1), n_types - 1)
+    centres = separation * rng.standard_normal((n_types, n_features))
+    X = (centres[types] + rng.standard_normal((n_spots, n_features))).astype(np.float32)
+    return TwoLevelTissue(X, coordinates, labels, types, compositions)
+
+
+def _smooth_domains(
+    rng: np.random.Generator, n_spots: int, n_domains: int, patchiness: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and coordinates of spots on a square grid: which of several smooth random fields is largest."""
+    side = int(np.ceil(np.sqrt(n_spots)))
     fields = np.stack(
         [gaussian_filter(rng.standard_normal((side, side), np.float32), side / patchiness) for _ in range(n_domains)],
         -1,
     )
     labels = fields.reshape(-1, n_domains).argmax(1)[:n_spots]
-    centres = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
-    X = centres[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
     axes = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
-    coordinates = np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
-    return TissueFeatures(X, coordinates, labels)
+    return labels, np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
 
 
 def _sizes(**sizes: int) -> None:

@@ -98,7 +98,7 @@ def gaussian_mixture_problem(
     ``log_scale`` is log |det A| if the rows are A times those whose ELBO is wanted (whitened, say).
     """
     model = GaussianMixtureModel(**_hyper(settings, len(X), log_scale))
-    return _in_memory(model, mixture_shards(X, where), where)
+    return in_memory(model, mixture_shards(X, where), where)
 
 
 def potts_mixture_problem(
@@ -125,7 +125,7 @@ def coupled_problem(
     """Return the Potts mixture with a coupling that is known already."""
     temperature, damping = coupling.temperature, coupling.damping
     model = potts_model(settings, len(X), temperature=temperature, damping=damping, log_scale=log_scale)
-    return _in_memory(model, mixture_shards(X, where, coupling), where)
+    return in_memory(model, mixture_shards(X, where, coupling), where)
 
 
 def potts_model(
@@ -145,8 +145,8 @@ def point_at(problem: Problem, local: PyTree) -> Point:
     return Point(problem.unravel(found), local)
 
 
-def _in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Problem:
-    """Stack shards as they come: no second copy of the data is alive."""
+def in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Problem:
+    """Return the problem of a model on shards, stacked as they come: no second copy of the data is alive."""
     n_shards = len(where.rows)
     stacked: dict[str, np.ndarray] = {}
     halos = []

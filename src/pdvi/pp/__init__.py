@@ -2,5 +2,6 @@
 
 from pdvi.pp.neighborhood import neighborhood
 from pdvi.pp.prepare import prepare
+from pdvi.pp.spatial_components import spatial_components
 
-__all__ = ["neighborhood", "prepare"]
+__all__ = ["neighborhood", "prepare", "spatial_components"]

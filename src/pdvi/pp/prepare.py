@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from pdvi._anndata.checks import counts_of, is_sparse, say, to_change
+from pdvi._anndata.checks import is_sparse, to_change
 from pdvi._anndata.keys import COMPONENTS
 from pdvi._base import checks
+from pdvi.pp.normalise import log_expression
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -53,32 +52,10 @@ def prepare(
     checks.seed("seed", seed)
     adata = to_change(adata, copy=copy)
     import scanpy as sc
-    from anndata import AnnData
 
-    matrix = counts_of(adata, layer)
-    values = matrix.data if is_sparse(matrix) else matrix.ravel()
-    if normalize is None:
-        normalize = _looks_like_counts(values)
-        if not normalize:
-            say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
-    elif normalize and values.size and values.min() < 0:
-        msg = f"counts must not be negative, but the smallest is {values.min():g}; set normalize=False."
-        raise ValueError(msg)
-    names = np.arange(adata.n_obs).astype(str)
-    work = AnnData(matrix, obs=pd.DataFrame(index=names), var=pd.DataFrame(index=np.arange(adata.n_vars).astype(str)))
-    filled = np.asarray((work.X != 0).sum(0)).ravel() > 0
-    if not filled.any():
-        msg = "adata.X must have at least one value that is not 0; all genes are empty."
-        raise ValueError(msg)
-    work = work[:, filled].copy()
+    work = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize).work
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(scanpy|anndata|sklearn)")
-        warnings.filterwarnings("ignore", message="Some cells have zero counts")  # they stay at zero
-        if normalize and work.n_vars > n_genes:
-            sc.pp.highly_variable_genes(work, n_top_genes=n_genes, flavor="seurat_v3", check_values=False)
-            work = work[:, work.var["highly_variable"]].copy()
-        if normalize:
-            _normalise(sc, work)
         sc.pp.scale(work, zero_center=False, max_value=clip)
         most = min(n_components, work.n_vars - 1, work.n_obs - 1)
         if most < 1:  # one gene, or two spots: nothing to reduce
@@ -89,16 +66,3 @@ def prepare(
             components = work.obsm["X_pca"]  # scanpy's own name
     adata.obsm[key_added] = np.asarray(components, np.float32)
     return adata if copy else None
-
-
-def _normalise(sc: ModuleType, work: AnnData) -> None:
-    totals = np.asarray(work.X.sum(1)).ravel()
-    sc.pp.normalize_total(work, target_sum=float(np.median(totals[totals > 0])))
-    sc.pp.log1p(work)
-
-
-def _looks_like_counts(values: np.ndarray) -> bool:
-    if values.size == 0 or values.min() < 0:
-        return values.size == 0
-    sample = values[:: max(1, values.size // 100_000)]
-    return bool(np.all(sample == np.round(sample)) or sample.max() > 30)

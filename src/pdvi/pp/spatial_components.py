@@ -1,0 +1,180 @@
+"""Spatial components: directions of expression in which neighbours agree, where PCA takes all that vary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.spatial import cKDTree
+
+from pdvi._anndata.checks import SPATIAL, coordinates_of, is_sparse, samples_of
+from pdvi._base.checks import positive, whole
+from pdvi.pp.normalise import log_expression
+
+SMALL = 500  # genes up to which the genes x genes matrix is simply made
+BLOCK = 64  # of its columns made at once
+ACCURACY = 1e-6  # of the eigenvalues, relative: expression is in single precision
+
+
+def spatial_components(
+    adata: Any,
+    *,
+    n_components: int = 30,
+    n_neighbors: int = 6,
+    n_genes: int = 2_000,
+    layer: str | None = None,
+    sample_key: str | None = None,
+    spatial_key: str = SPATIAL,
+    key_added: str = "X_spatial",
+    clip: float = 10.0,
+    normalize: bool | None = None,
+    seed: int = 0,
+) -> None:
+    """Write the components in which neighbours agree most to ``obsm[key_added]``, and how they were made to ``uns``.
+
+    They are the projections on the leading eigenvectors of X' W X + X' W' X, where X is scaled log expression of the
+    most variable genes, centred in each sample, and W takes the mean over neighbours without the spot itself. The
+    matrix is applied, not formed, and sparse expression stays sparse, since it is centred on the fly.
+
+    ``uns[key_added]`` has what projects another slide in the same way: the names of the ``genes``, the ``target``
+    total, the ``scale`` and the ``mean`` (a row per sample) of every gene, the ``loadings``, and their ``values``.
+
+    Parameters
+    ----------
+    n_neighbors
+        how many of the nearest spots of the same sample count as neighbours.
+    n_genes
+        how many genes are selected, by their variance within samples; all of a smaller panel.
+    layer
+        where the counts are; by default X.
+    sample_key
+        a column of obs that tells samples apart: no neighbours in other samples, and no differences between samples.
+    clip
+        largest scaled value.
+    normalize
+        whether X holds counts to be normalised; by default as in `prepare`.
+    """
+    whole("n_components", n_components, least=1)
+    whole("n_neighbors", n_neighbors, least=1)
+    whole("n_genes", n_genes, least=2)
+    positive("clip", clip)
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
+    X = expression.work.X
+    scale = _scale(X, samples, clip)
+    agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
+    values, loadings = leading_eigenvectors(agreement, n_components, seed)
+    adata.obsm[key_added] = agreement.project(loadings)
+    adata.uns[key_added] = {
+        "params": {
+            "n_components": len(values),
+            "n_neighbors": int(n_neighbors),
+            "n_genes": int(n_genes),
+            "layer": layer or "",
+            "sample_key": sample_key or "",
+            "spatial_key": spatial_key,
+            "clip": float(clip),
+            "normalize": expression.normalized,
+            "seed": int(seed),
+        },
+        "genes": adata.var_names.to_numpy()[expression.genes].astype(str),
+        "target": np.nan if expression.target is None else expression.target,
+        "scale": scale,
+        "mean": agreement.mean,
+        "loadings": loadings.astype(np.float32),
+        "values": values,
+    }
+
+
+class Agreement:
+    """The symmetric matrix X' (W + W') X, genes by genes, of rows centred in each sample, as something to apply."""
+
+    def __init__(self, X: Any, W: sp.csr_array, samples: np.ndarray):
+        self.X = X
+        self.size: int = X.shape[1]
+        self.both_ways = sp.csr_array(W + W.T)
+        self.of_sample = _indicator(samples, X.dtype)
+        self.mean = sample_means(X, samples)
+
+    def project(self, directions: np.ndarray) -> np.ndarray:
+        """Return the centred rows' coordinates along ``directions``."""
+        # in the type of X: another would copy all of it at every product
+        along = np.asarray(self.X @ directions.astype(self.X.dtype))
+        return along - self.of_sample.T @ (self.mean @ directions).astype(self.X.dtype)
+
+    def __call__(self, V: np.ndarray) -> np.ndarray:
+        """Return the product with one vector, or with several as columns."""
+        around = self.both_ways @ self.project(V)
+        return np.asarray(self.X.T @ around, float) - self.mean.T @ np.asarray(self.of_sample @ around, float)
+
+
+def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
+    """Return the matrix that takes the mean over the nearest spots of the same sample, without the spot itself."""
+    n = len(coordinates)
+    row, column, weight = [np.empty(0, int)], [np.empty(0, int)], [np.empty(0, np.float32)]
+    for sample in np.unique(samples):
+        own = np.flatnonzero(samples == sample)
+        k = min(n_neighbors, len(own) - 1)
+        if k == 0:  # a spot alone has no neighbours
+            continue
+        near = np.asarray(cKDTree(coordinates[own]).query(coordinates[own], k=k + 1, workers=-1)[1])
+        others = near != np.arange(len(own))[:, None]
+        others[others.all(1), -1] = False  # among duplicates a spot need not find itself
+        row.append(np.repeat(own, k))
+        column.append(own[near[others]])
+        weight.append(np.full(len(own) * k, 1 / k, np.float32))
+    return sp.csr_array((np.concatenate(weight), (np.concatenate(row), np.concatenate(column))), shape=(n, n))
+
+
+def leading_eigenvectors(agreement: Agreement, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest eigenvalues, falling, and their vectors as columns, the largest entry of each positive."""
+    size = agreement.size
+    if size <= SMALL or count >= size // 2:
+        identity = np.eye(size)
+        matrix = np.hstack([agreement(identity[:, start : start + BLOCK]) for start in range(0, size, BLOCK)])
+        values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    else:
+        operator = LinearOperator((size, size), matvec=agreement, matmat=agreement, dtype=np.dtype(float))
+        first = np.random.default_rng(seed).standard_normal(size)
+        values, vectors = eigsh(operator, count, which="LA", v0=first, tol=ACCURACY)
+    order = np.argsort(-values)[:count]
+    values, vectors = values[order], vectors[:, order]
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0)
+    return values, vectors * np.where(largest < 0, -1.0, 1.0)
+
+
+def sample_means(X: Any, samples: np.ndarray) -> np.ndarray:
+    """Return the mean row of every sample."""
+    indicator = _indicator(samples, float)
+    total = indicator @ X
+    total = total.toarray() if is_sparse(total) else np.asarray(total)
+    return total / indicator.sum(1).reshape(-1, 1)
+
+
+def _scale(X: Any, samples: np.ndarray, clip: float) -> np.ndarray:
+    """Divide every gene by its standard deviation within samples, in place, clip, and return what it was divided by."""
+    mean = sample_means(X, samples)
+    square = X.copy()
+    if is_sparse(square):
+        square.data **= 2
+    else:
+        square **= 2
+    share = np.bincount(samples) / len(samples)
+    variance = share @ np.maximum(sample_means(square, samples) - mean**2, 0)
+    flat = variance <= 1e-6 * (share @ mean**2) if variance.any() else np.ones(len(variance), bool)
+    scale = np.where(flat, np.inf, np.sqrt(variance))  # a constant gene tells nothing
+    if is_sparse(X):
+        X.data /= scale.astype(X.dtype)[X.indices]
+        np.clip(X.data, -clip, clip, out=X.data)
+    else:
+        X /= scale.astype(X.dtype)
+        np.clip(X, -clip, clip, out=X)
+    return scale
+
+
+def _indicator(samples: np.ndarray, dtype: Any) -> sp.csr_array:
+    """Samples by spots: which spot is in which."""
+    n = len(samples)
+    return sp.csr_array((np.ones(n, dtype), (samples, np.arange(n))), shape=(samples.max() + 1, n))
