@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, solvers, theory, tl
     from pdvi._anndata.slide_store import write_store
+    from pdvi._base.compiled import keep_compiled
     from pdvi.core.executor import Executor
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
@@ -62,6 +63,7 @@ __all__ = [
     "fit",
     "gr",
     "graphs",
+    "keep_compiled",
     "load_result",
     "metrics",
     "mixtures",
@@ -116,6 +118,7 @@ _LATER = {
     "fit": "pdvi.run.fit:fit",
     "gr": "pdvi.gr",
     "graphs": "pdvi.graphs",
+    "keep_compiled": "pdvi._base.compiled:keep_compiled",
     "load_result": "pdvi.core.result:load_result",
     "metrics": "pdvi.metrics",
     "mixtures": "pdvi.mixtures",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pdvi import __version__
+
+if TYPE_CHECKING:
+    from pdvi._base.console import Say
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,12 +47,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Simulate a tissue, find its domains, print how well k-means and pdvi did, and write figures and a report."""
-    from pdvi._base.console import progress
-
     if out.exists() and not out.is_dir():
         msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
         raise ValueError(msg)
-    with progress(quiet=quiet) as say:
+    with _working(quiet) as say:
         from pdvi.cli.demo import FILES, run
 
         _without_windows()
@@ -81,9 +82,7 @@ def domains(
     debug: Debug = False,
 ) -> None:
     """Find the spatial domains of a slide."""
-    from pdvi._base.console import progress
-
-    with progress(quiet=quiet) as say:
+    with _working(quiet) as say:
         from pdvi import pl, tl
         from pdvi import report as reports
         from pdvi._anndata import keys
@@ -131,9 +130,7 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Simulate a tissue with counts, coordinates and known domains."""
-    from pdvi._base.console import progress
-
-    with progress(quiet=quiet) as say:
+    with _working(quiet) as say:
         from pdvi._base import atomic as paths
         from pdvi.datasets.tissue import tissue
 
@@ -169,13 +166,11 @@ def reproduce(
 
     Runs are kept in the folder: a command that was interrupted goes on where it was.
     """
-    from pdvi._base.console import progress
-
     out = Path("pdvi-reproduce") / (f"{experiment}-quick" if quick else experiment) if out is None else out
     if out.exists() and not out.is_dir():
         msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
         raise ValueError(msg)
-    with progress(quiet=quiet) as say:
+    with _working(quiet) as say:
         from pdvi.reproduce import run
 
         _without_windows()
@@ -203,6 +198,9 @@ def info(debug: Debug = False) -> None:
 
     import jax
 
+    from pdvi._base.compiled import SWITCH, keep_compiled, kept_bytes
+
+    kept = keep_compiled()
     lines = {"pdvi": __version__, "Python": platform.python_version(), "platform": platform.platform()}
     for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
         try:
@@ -210,8 +208,8 @@ def info(debug: Debug = False) -> None:
         except PackageNotFoundError:
             lines[name] = "not installed"
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
-    cache = getattr(jax.config, "jax_compilation_cache_dir", None)
-    lines["cache"] = cache or "none (JAX_COMPILATION_CACHE_DIR names a folder)"
+    size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
+    lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
     for name, value in lines.items():
         print(f"{name:14} {value}")
 
@@ -249,6 +247,17 @@ def _line(error: Any) -> str:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text).split())
+
+
+@contextmanager
+def _working(quiet: bool) -> Iterator[Say]:
+    """Tell what is being done, and keep what is compiled for the next command."""
+    from pdvi._base.compiled import keep_compiled
+    from pdvi._base.console import progress
+
+    keep_compiled()
+    with progress(quiet=quiet) as say:
+        yield say
 
 
 def _without_windows() -> None:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+import scipy.sparse as sp
 
 from pdvi._anndata.checks import counts_of, is_sparse, say
+from pdvi.pp.variable_genes import most_variable
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 
 class Expression(NamedTuple):
     """Log expression of the selected genes; sparse if the counts were."""
 
-    work: Any  # an AnnData of its own
+    X: Any
     genes: np.ndarray  # which columns of the original they are
     normalized: bool
     target: float | None  # the total that every spot was scaled to
 
 
 def log_expression(
-    adata: Any, *, layer: str | None, n_genes: int, normalize: bool | None, samples: np.ndarray | None = None
+    adata: AnnData, *, layer: str | None, n_genes: int, normalize: bool | None, samples: np.ndarray | None = None
 ) -> Expression:
     """Select the most variable genes (within ``samples``, if given), scale spots to the median total, take log1p.
 
     Counts are told from logarithms by their values unless ``normalize`` says; those are left as they are.
     """
-    import scanpy as sc
-    from anndata import AnnData
-
     matrix = counts_of(adata, layer)
     values = matrix.data if is_sparse(matrix) else matrix.ravel()
     if normalize is None:
@@ -39,30 +39,39 @@ def log_expression(
     elif normalize and values.size and values.min() < 0:
         msg = f"counts must not be negative, but the smallest is {values.min():g}; set normalize=False."
         raise ValueError(msg)
-    names = np.arange(adata.n_obs).astype(str)
-    work = AnnData(matrix, obs=pd.DataFrame(index=names), var=pd.DataFrame(index=np.arange(adata.n_vars).astype(str)))
-    filled = np.asarray((work.X != 0).sum(0)).ravel() > 0
-    if not filled.any():
+    genes = np.flatnonzero(np.asarray((matrix != 0).sum(0)).ravel())
+    if not len(genes):
         msg = "adata.X must have at least one value that is not 0; all genes are empty."
         raise ValueError(msg)
-    work = work[:, filled].copy()
+    X = matrix[:, genes]
+    if normalize and len(genes) > n_genes:
+        chosen = most_variable(X, n_genes, samples)
+        X, genes = X[:, chosen], genes[chosen]
     target = None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(scanpy|anndata|sklearn)")
-        warnings.filterwarnings("ignore", message="Some cells have zero counts")  # they stay at zero
-        if normalize and work.n_vars > n_genes:
-            within = {}
-            if samples is not None and samples.max() > 0:
-                work.obs["sample"] = pd.Categorical(samples.astype(str))
-                within = {"batch_key": "sample"}
-            sc.pp.highly_variable_genes(work, n_top_genes=n_genes, flavor="seurat_v3", check_values=False, **within)
-            work = work[:, work.var["highly_variable"]].copy()
-        if normalize:
-            totals = np.asarray(work.X.sum(1)).ravel()
-            target = float(np.median(totals[totals > 0]))
-            sc.pp.normalize_total(work, target_sum=target)
-            sc.pp.log1p(work)
-    return Expression(work, work.var_names.to_numpy().astype(int), normalize, target)
+    if normalize:
+        totals = np.asarray(X.sum(1)).ravel()
+        target = float(np.median(totals[totals > 0]))
+        factors = np.where(totals > 0, target / np.maximum(totals, 1e-300), 1.0).astype(np.float32)  # 0 stays 0
+        X = sp.csr_array(sp.diags_array(factors) @ X) if is_sparse(X) else X * factors[:, None]
+        X = X.log1p() if is_sparse(X) else np.log1p(X)
+    return Expression(X, genes, normalize, target)
+
+
+def scaled(X: Any, clip: float) -> Any:
+    """Return genes divided by their standard deviation without centring, so that zeros stay, and clipped at the top."""
+    mean, square = np.asarray(X.mean(0), float).ravel(), np.asarray((X * X).mean(0), float).ravel()
+    spread = np.sqrt(np.maximum(square - mean**2, 0) * len_of(X) / max(len_of(X) - 1, 1))
+    factors = (1 / np.where(spread > 0, spread, 1.0)).astype(np.float32)
+    if not is_sparse(X):
+        return np.minimum(X * factors, clip)
+    X = sp.csr_array(X @ sp.diags_array(factors))
+    X.data = np.minimum(X.data, np.float32(clip))
+    return X
+
+
+def len_of(X: Any) -> int:
+    """Return the number of rows, of sparse matrices too."""
+    return int(X.shape[0])
 
 
 def _looks_like_counts(values: np.ndarray) -> bool:

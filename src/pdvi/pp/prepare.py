@@ -1,8 +1,7 @@
-"""The paper's preprocessing, through scanpy: genes, normalisation, logarithm, scale, principal components."""
+"""The paper's preprocessing: genes, normalisation, logarithm, scale, principal components."""
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from pdvi._anndata.checks import is_sparse, to_change
 from pdvi._anndata.keys import COMPONENTS
 from pdvi._base import checks
-from pdvi.pp.normalise import log_expression
+from pdvi.pp.normalise import log_expression, scaled
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -51,18 +50,14 @@ def prepare(
     checks.positive("clip", clip)
     checks.seed("seed", seed)
     adata = to_change(adata, copy=copy)
-    import scanpy as sc
+    X = scaled(log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize).X, clip)
+    most = min(n_components, X.shape[1] - 1, X.shape[0] - 1)
+    if most < 1:  # one gene, or two spots: nothing to reduce
+        dense = X.toarray() if is_sparse(X) else X
+        components = dense - dense.mean(0)
+    else:
+        from sklearn.decomposition import PCA
 
-    work = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize).work
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(scanpy|anndata|sklearn)")
-        sc.pp.scale(work, zero_center=False, max_value=clip)
-        most = min(n_components, work.n_vars - 1, work.n_obs - 1)
-        if most < 1:  # one gene, or two spots: nothing to reduce
-            dense = work.X.toarray() if is_sparse(work.X) else work.X
-            components = np.asarray(dense - dense.mean(0), np.float32)
-        else:
-            sc.pp.pca(work, n_comps=most, random_state=seed)
-            components = work.obsm["X_pca"]  # scanpy's own name
+        components = PCA(most, svd_solver="arpack", random_state=seed).fit_transform(X)
     adata.obsm[key_added] = np.asarray(components, np.float32)
     return adata if copy else None

@@ -62,7 +62,7 @@ def spatial_components(
     positive("clip", clip)
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
-    X = expression.work.X
+    X = expression.X
     scale = _scale(X, samples, clip)
     agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
     values, loadings = leading_eigenvectors(agreement, n_components, seed)
