@@ -4,7 +4,7 @@
 
 FOLDER has DLPFC_151673.h5ad, STARmap_mPFC_BZ5.h5ad and CODEX_spleen_154k.h5ad. The script is scanpy's principal
 components, the mean of 30 neighbours, scikit-learn's tied mixture. Times of commands are those of new processes,
-imports included, from their start to the written file; the smallest of the repeats is taken, and all ratios are of one run.
+imports included, from their start to the written file; the smallest of the repeats is taken; ratios are of one run.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def sizes(folder: Path, repeats: int) -> None:
     pdvi.pp.prepare(slide)
     compiled = [0]
 
-    def count(name: str, seconds: float, **_: str | int) -> None:
-        compiled[0] += name.endswith("backend_compile_duration")
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        compiled[0] += event.endswith("backend_compile_duration")
 
     monitoring.register_event_duration_secs_listener(count)
     for number in range(30):

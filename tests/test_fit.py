@@ -292,10 +292,10 @@ def test_an_interrupt_before_the_first_log_point_is_passed_on(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, r"`batch_size` must be a whole number between 1 and .* \(12\), got 0"),
-        ({"batch_size": 13}, r"`batch_size` must be a whole number between 1 and .* \(12\), got 13"),
-        ({"batch_size": 3.0}, "`batch_size` must be a whole number between 1 and .*, got 3.0"),
-        ({"batch_size": True}, "`batch_size` must be a whole number between 1 and .*, got True"),
+        ({"batch_size": 0}, r"`batch_size` must be between 1 and .* \(12\), got 0"),
+        ({"batch_size": 13}, r"`batch_size` must be between 1 and .* \(12\), got 13"),
+        ({"batch_size": 3.0}, "`batch_size` must be between 1 and .*, got 3.0"),
+        ({"batch_size": True}, "`batch_size` must be between 1 and .*, got True"),
         ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
         ({"seed": 1.5}, "`seed` must be a whole number of at least 0, got 1.5"),
         ({"log_every": 0}, "`log_every` must be positive and finite, got 0"),

@@ -168,7 +168,7 @@ def test_a_run_with_the_theorys_eta_obeys_its_bound(x64):
 
     def measure(progress):
         state = progress.state
-        G = ((np.asarray(state.duals) - duals) ** 2).sum(1).mean()
+        G = ((np.asarray(state.own.dual) - duals) ** 2).sum(1).mean()
         steps.append(progress.record["step"])
         distances.append(((np.asarray(state.lam) - lam) ** 2).sum() + c1 * G)
 

@@ -242,7 +242,7 @@ def test_another_file_is_refused(tmp_path):
         ({"space": {"rate": [1.0, 1.0]}}, "different positive numbers"),
         ({"trials": 5}, r"at least the length of the coarse grid \(6\), got 5"),
         ({"trials": 7.5}, "`trials` must be a whole number"),
-        ({"batch_size": 13}, "`batch_size` must be a whole number between 1 and the number of shards"),
+        ({"batch_size": 13}, "`batch_size` must be between 1 and the number of shards"),
         ({"max_epochs": 0}, "`max_epochs` must be positive"),
         ({"vectorise": True, "executor": Memory()}, "`vectorise` must be left out or False with an `executor`"),
     ],

@@ -1,6 +1,6 @@
 """A solver to copy: stochastic gradient descent on all variables.
 
-    lam <- lam - rate (B / |S|) sum_{b in S} grad_lam f_b,    phi_b <- phi_b - rate grad_phi F  for b in S
+    lam <- lam - rate (B / |S|) sum_{b in S} grad_lam f_b,    phi_b <- phi_b - local_rate grad_phi F  for b in S
 
 Run it: python docs/skeletons/solver.py
 """
@@ -23,6 +23,7 @@ class Descent(pdvi.Solver):
     """Settings are fields; real numbers among them may change without recompilation."""
 
     rate: float = 1e-3
+    local_rate: float = 0.1
 
     def init(self, problem, lam, batch_size):
         """Return what the server holds before the first step; refuse a model that lacks what the method needs."""
@@ -36,7 +37,7 @@ class Descent(pdvi.Solver):
         `gradients` gives the gradient of the whole objective in the shard's own ones.
         """
         x, by_x, by_lam = gradients(problem, local, told, shard)
-        x = jax.tree.map(lambda value, slope: value - self.rate * slope, x, by_x)
+        x = jax.tree.map(lambda value, slope: value - self.local_rate * slope, x, by_x)
         return constrained(problem, x, shard), own, by_lam
 
     def update(self, problem, server, total, count, told):

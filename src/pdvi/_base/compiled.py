@@ -16,7 +16,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
 
     By default the folder is ``pdvi/compiled`` in the user's cache folder; the environment may name another
     (``PDVI_CACHE``), or say "off". A cache that JAX was told to use already is left as it is, and a folder that cannot
-    be written is no reason to fail. Commands call it; a library should not change the settings of its user's JAX, so in a
+    be written is no reason to fail. Commands call it; a library should not change its user's settings of JAX, so in a
     script or a notebook it is for you to call. Returns the folder in use, None if there is none.
     """
     wanted = str(folder) if folder is not None else os.environ.get(SWITCH, "")

@@ -56,7 +56,7 @@ class Problem(eqx.Module):
         stacked, rows = (None, None) if self.store else stack(shards)
         self.model = _arrays_on_device(model)
         self.shards = stacked
-        self.halo = None if halo is None else jnp.asarray(halo, jnp.int32)
+        self.halo = None if halo is None else jax.device_put(np.asarray(halo, np.int32))
         self.blocks = _blocks_of(model)
         if self.store is None:
             _check_loss(self)
@@ -244,7 +244,10 @@ def _float(value: Any) -> Array:
 
 
 def _arrays_on_device(model: Any) -> Any:
-    return jax.tree.map(lambda leaf: _float(leaf) if isinstance(leaf, np.ndarray) else leaf, model)
+    working = np.dtype(jnp.result_type(float))
+    return jax.tree.map(
+        lambda leaf: jax.device_put(np.asarray(leaf, working)) if isinstance(leaf, np.ndarray) else leaf, model
+    )
 
 
 def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -324,7 +324,7 @@ class Dask(Remote):
 
     def _actor(self, address: str) -> Any:
         """A worker's host; None if the worker is lost before it has one."""
-        from distributed import KilledWorker
+        from distributed import CommClosedError, KilledWorker
 
         began = time.monotonic()
         while address in self._hosts and address not in self._actors:
@@ -334,7 +334,8 @@ class Dask(Remote):
                 late = time.monotonic() - began > OPENING * self.timeout
                 if late or address not in self.client.nthreads():
                     self._lose(address, "did not start" if late else "is gone")
-            except (KilledWorker, CancelledError):
+            except (KilledWorker, CancelledError, CommClosedError, UnboundLocalError):
+                # the last is distributed's own, where a worker goes while its answer is waited for
                 self._lose(address, "is gone")
         return self._actors.get(address)
 

@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
@@ -171,4 +172,5 @@ def _hyper(settings: EmpiricalBayes, n_rows: int, log_scale: float, **more: floa
         "log_scale": log_scale,
         **more,
     }
-    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
+    dtype = np.dtype(jnp.result_type(float))  # converted here: on the device it would be compiled, shape by shape
+    return {name: jax.device_put(np.asarray(value, dtype)) for name, value in values.items()}

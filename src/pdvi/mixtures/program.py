@@ -77,8 +77,10 @@ def fit_starts(
         np.stack([whitening for _, whitening in starts]),
         np.array([np.linalg.slogdet(whitening)[1] for _, whitening in starts]),
     )
-    stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), stacked)
-    fits: Any = jax.block_until_ready(_fit_starts(problem, stacked, noise, weights, jnp.asarray(tol), recipe))
+    stacked = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, jnp.result_type(float))), stacked)
+    fits: Any = jax.block_until_ready(
+        _fit_starts(problem, stacked, noise, weights, jax.device_put(np.float32(tol)), recipe)
+    )
     seconds = time.perf_counter() - began
     epochs = np.asarray(fits.course.epoch)[np.arange(len(starts)), np.asarray(fits.course.length) - 1]
     fits = jax.tree.map(np.asarray, fits)

@@ -51,9 +51,8 @@ def log_expression(
     if normalize:
         totals = np.asarray(X.sum(1)).ravel()
         target = float(np.median(totals[totals > 0]))
-        factors = np.where(totals > 0, target / np.maximum(totals, 1e-300), 1.0).astype(np.float32)  # 0 stays 0
-        X = sp.csr_array(sp.diags_array(factors) @ X) if is_sparse(X) else X * factors[:, None]
-        X = X.log1p() if is_sparse(X) else np.log1p(X)
+        factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)  # an empty spot stays empty
+        X = sp.csr_array(sp.diags_array(factors) @ X).log1p() if is_sparse(X) else np.log1p(X * factors[:, None])
     return Expression(X, genes, normalize, target)
 
 

@@ -1,4 +1,4 @@
-"""The most variable genes: variances of counts against what a smooth trend over the means predicts (Stuart et al. 2019).
+"""The most variable genes: variances of counts against a smooth trend over the means (Stuart et al. 2019).
 
 The same genes as scanpy's flavor "seurat_v3", whose import alone takes longer than all that is done here.
 """

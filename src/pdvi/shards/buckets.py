@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FINEST = 3  # bits after the leading one that a size may have: eight buckets per doubling, at most an eighth of padding
-DEGREE = 4  # columns of a neighbour table come in such steps
+DEGREE = 8  # columns of a neighbour table come in such steps: as many are worked on at once
 
 
 def bucket(size: int) -> int:

@@ -131,8 +131,11 @@ def _check_leaf(name: str, leaf: np.ndarray) -> None:
 
 def to_device(leaf: Any) -> jax.Array:
     """Floats in JAX's working precision; integers and booleans as they are (tables of indices)."""
-    leaf = np.asarray(leaf) if not isinstance(leaf, jax.Array) else leaf
-    return jnp.asarray(leaf, jnp.result_type(float) if leaf.dtype.kind == "f" else None)
+    working = np.dtype(jnp.result_type(float))
+    if isinstance(leaf, jax.Array):
+        return jnp.asarray(leaf, working if leaf.dtype.kind == "f" else None)
+    leaf = np.asarray(leaf)  # converted here: on the device it would be compiled, shape by shape
+    return jax.device_put(leaf.astype(working, copy=False) if leaf.dtype.kind == "f" else leaf)
 
 
 def _name(path: tuple) -> str:
