@@ -1,4 +1,4 @@
-"""Small tissues as one program: the numbers of the step-by-step path; padding that changes nothing; few compilations."""
+"""Small tissues as one program: the numbers of the step-by-step path; padding changes nothing; few compilations."""
 
 import dataclasses
 

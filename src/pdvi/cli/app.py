@@ -104,7 +104,8 @@ def domains(
             msg = f"{str(slide)!r}: {error}"
             raise ValueError(msg) from error
         say(adata.uns[keys.DOMAIN]["status"])
-        _without_windows()
+        if plot is not None or report is not None:
+            _without_windows()
         with ExitStack() as stack:  # all files take their names at the end, or none does
             places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")

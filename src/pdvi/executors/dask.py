@@ -324,7 +324,8 @@ class Dask(Remote):
 
     def _actor(self, address: str) -> Any:
         """A worker's host; None if the worker is lost before it has one."""
-        from distributed import CommClosedError, KilledWorker
+        from distributed import KilledWorker
+        from distributed.comm import CommClosedError
 
         began = time.monotonic()
         while address in self._hosts and address not in self._actors:

@@ -161,16 +161,25 @@ def _whitened(problem: Problem, start: Starts) -> Problem:
     return eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, {**problem.shards, "x": x, "square": square}))
 
 
+# compiled functions of their own, since they stand in several places: traced once
+_step = eqx.filter_jit(step)
+
+
+@eqx.filter_jit
+def _evaluate(problem: Problem, state: State) -> tuple[Array, Array]:
+    return problem.evaluate(state.lam, state.local)
+
+
 def _swept(rest: Problem, fit: _Fit, epochs: int) -> _Fit:
     problem = eqx.combine(fit.arrays, rest)
     batch = jnp.arange(problem.n_shards)
-    state = jax.lax.fori_loop(0, epochs, lambda _, state: step(problem, CAVI(), state, batch), fit.state)
+    state = jax.lax.fori_loop(0, epochs, lambda _, state: _step(problem, CAVI(), state, batch), fit.state)
     return fit._replace(state=state)
 
 
 def _logged(rest: Problem, fit: _Fit, epochs: int, begins_round: bool) -> _Fit:
     problem, course = eqx.combine(fit.arrays, rest), fit.course
-    losses, gradient = problem.evaluate(fit.state.lam, fit.state.local)
+    losses, gradient = _evaluate(problem, fit.state)
     at = course.length
     epoch = jnp.where(at > 0, course.epoch[at - 1], 0.0) + epochs
     return fit._replace(
