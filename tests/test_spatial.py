@@ -344,3 +344,16 @@ def test_one_spot_and_no_genes_are_named():
 def test_missing_keys_say_what_makes_them(call, message):
     with pytest.raises(ValueError, match=message):
         call(layered(50, 20))
+
+
+@pytest.mark.filterwarnings("ignore:made what was missing")
+def test_seconds_tell_where_the_time_went():
+    import time
+
+    adata = pdvi.datasets.tissue(400, n_genes=40, n_domains=3)
+    began = time.perf_counter()
+    pdvi.tl.domains(adata, 3)
+    seconds, told = time.perf_counter() - began, adata.uns["domain"]["seconds"]
+    assert set(told) == {"missing", "fit"}
+    assert 0.9 * seconds < sum(told.values()) <= seconds
+    assert adata.uns["domain"]["fit_seconds"] == told["fit"]

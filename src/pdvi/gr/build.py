@@ -17,7 +17,6 @@ from pdvi.shards.partition import grid, median_cuts
 if TYPE_CHECKING:
     from anndata import AnnData
 
-KEY = WEIGHTS
 MAKES_FLOW = "pdvi.gr.flow(adata, labels_key=...)"
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pdvi import gr, metrics
-from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of
+from pdvi import metrics
+from pdvi._anndata.checks import coordinates_of, features_of
+from pdvi._anndata.keys import SPATIAL, WEIGHTS
 from pdvi._base.checks import whole
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
@@ -48,7 +49,7 @@ def choose_n_domains(
     whole("n_seeds", n_seeds, least=2)  # to compare
     make_missing(adata, sample_key=sample_key, spatial_key=spatial_key)
     features = features_of(adata, "X_neighborhood", "pdvi.pp.neighborhood(adata)")
-    graph, coordinates = adata.obsp[gr.build.KEY], coordinates_of(adata, spatial_key)[:, :2]
+    graph, coordinates = adata.obsp[WEIGHTS], coordinates_of(adata, spatial_key)[:, :2]
     halves = None
     if "X_pca" in adata.obsm:
         halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)

@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from pdvi import gr, graphs
-from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of, samples_of
+from pdvi import graphs
+from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of
+from pdvi._anndata.keys import SPATIAL, WEIGHTS
+from pdvi._base.checks import whole
+from pdvi._base.stopwatch import Stopwatch
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
 from pdvi.mixtures.recipe import RECIPE, Recipe
@@ -30,7 +33,7 @@ def domains(
     n_init: int | None = None,
     refine: bool | None = None,
     use_rep: str | None = None,
-    graph_key: str = gr.build.KEY,
+    graph_key: str = WEIGHTS,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
     key_added: str = "domain",
@@ -43,7 +46,8 @@ def domains(
     """Find spatial domains with a Potts mixture on a neighbourhood graph.
 
     Writes ``obs[key]`` (categorical, "1" is the largest), ``obsm[key_probability]``, ``obs[key_entropy]`` (0: certain,
-    1: all domains equally likely), ``uns[key]`` and ``uns[key_colors]``. What is missing (principal components,
+    1: all domains equally likely), ``uns[key]`` (with the ``seconds`` spent on what was ``missing`` and on the ``fit``:
+    set-up, all starts, all rounds, evaluation) and ``uns[key_colors]``. What is missing (principal components,
     averaged neighbourhoods, the graph) is made with the defaults, and said once. docs/how-domains-decides.md tells what
     happens in which order, and why.
 
@@ -78,9 +82,9 @@ def domains(
     copy
         leave ``adata`` as it is, and return a copy with the domains.
     """
-    if not isinstance(n_domains, int | np.integer) or not 2 <= n_domains <= adata.n_obs:
-        msg = f"`n_domains` must be between 2 and the number of spots ({adata.n_obs}), got {n_domains!r}."
-        raise ValueError(msg)
+    check_adata(adata)
+    whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
+    watch = Stopwatch()
     adata = adata.copy() if copy else adata
     coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
     task = Task(
@@ -97,6 +101,7 @@ def domains(
         recipe=recipe,
     ).checked(adata.n_obs)
     make_missing(adata, use_rep=use_rep, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+    watch.lap("missing")
     features = features_of(adata, use_rep or "X_neighborhood", "pdvi.pp.neighborhood(adata)")
     graph = check_graph(sp.csr_array(adata.obsp[graph_key], dtype=np.float64), adata.n_obs)
     wanted = refine or (refine is None and use_rep is None and "X_pca" in adata.obsm)
@@ -107,6 +112,7 @@ def domains(
         lambda: _weak_graph(_apart(coordinates, samples), samples, recipe.refine_neighbors),
         force=bool(refine),
     )
+    watch.lap("fit")
     found.warn_unless_converged("tl.domains", task)
     params = {
         "n_domains": int(n_domains),
@@ -121,6 +127,7 @@ def domains(
         "recipe": recipe.as_params(),
     }
     _write(adata, key_added, found, params, refined)
+    adata.uns[key_added] |= {"seconds": watch.laps, "fit_seconds": watch.laps["fit"]}
     return adata if copy else None
 
 
@@ -150,7 +157,6 @@ def _write(adata: AnnData, key: str, found: Found, params: dict[str, Any], refin
     adata.uns[key] = {
         "params": params,
         "refined": refined,
-        "fit_seconds": found.seconds,
         "status": str(found.result.status),
         "elbo": -float(found.result.objective),
         "trace": {name: column.to_numpy() for name, column in found.result.trace.items()},

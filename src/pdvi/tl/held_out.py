@@ -10,7 +10,8 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from pdvi import gr, pp
-from pdvi._anndata.checks import SPATIAL, coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import coordinates_of, features_of, samples_of
+from pdvi._anndata.keys import SPATIAL, WEIGHTS
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
 
@@ -52,7 +53,7 @@ class Halves:
         )
         fit = mixture.fit(
             self.fitted.obsm["X_neighborhood"],
-            graph=self.fitted.obsp[gr.build.KEY],
+            graph=self.fitted.obsp[WEIGHTS],
             coordinates=self.fitted.obsm[SPATIAL][:, :2],
         )
         X = self.held_out.obsm["X_neighborhood"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdvi import gr, pp
-from pdvi._anndata.checks import SPATIAL, say
+from pdvi._anndata.checks import say
+from pdvi._anndata.keys import SPATIAL, WEIGHTS
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -15,7 +16,7 @@ def make_missing(
     adata: AnnData,
     *,
     use_rep: str | None = None,
-    graph_key: str = gr.build.KEY,
+    graph_key: str = WEIGHTS,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
 ) -> None:
@@ -23,19 +24,18 @@ def make_missing(
 
     Features other than the default ones and graphs under other names are the user's own: they are not made.
     """
-    place: dict[str, Any] = {} if spatial_key == SPATIAL else {"spatial_key": spatial_key}
     made = []
     if use_rep is None and "X_neighborhood" not in adata.obsm:
         if "X_pca" not in adata.obsm:
             pp.prepare(adata)
             made.append("pdvi.pp.prepare")
-        pp.neighborhood(adata, sample_key=sample_key, **place)
+        pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
         made.append("pdvi.pp.neighborhood")
     if graph_key not in adata.obsp:
-        if graph_key != gr.build.KEY:
+        if graph_key != WEIGHTS:
             msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
             raise ValueError(msg)
-        gr.knn_graph(adata, use_rep=use_rep, sample_key=sample_key, **place)
+        gr.knn_graph(adata, use_rep=use_rep, sample_key=sample_key, spatial_key=spatial_key)
         made.append("pdvi.gr.knn_graph")
     if made:
         say(f"made what was missing with the defaults of {', '.join(made)}.")

@@ -1,0 +1,19 @@
+"""Where the time goes."""
+
+from __future__ import annotations
+
+import time
+
+
+class Stopwatch:
+    """Laps by name; those of a name are added up."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Count the time since the last lap, or since the beginning, under a name."""
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._began
+        self._began = now
