@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.forks import computing
 from pdvi._base.types import Array, Globals, PyTree
 from pdvi.core.model import Augmentation, Model, lacking, methods_of, rebuilt
 from pdvi.shards.stacking import stack, take, to_device
@@ -49,6 +50,7 @@ class Problem(eqx.Module):
     store: Store | None = eqx.field(static=True)
 
     def __init__(self, model: Model, shards: PyTree, *, halo: Any = None):
+        computing()
         if missing := lacking(model, methods_of(Model)):
             msg = f"`model` must have a method {missing[0]!r}; {type(model).__name__} has none."
             raise ValueError(msg)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pdvi._base.checks import positive
+from pdvi._base.forks import computing
 from pdvi._base.types import Array
 from pdvi.core.executor import Executor, NoShards
 from pdvi.core.problem import Problem
@@ -46,6 +47,7 @@ class Run:
         executor: Executor | None = None,
         log_every: float = 1.0,
     ):
+        computing()
         if isinstance(start, str | os.PathLike):
             start = load_result(start)
         settings = settings_of(solver)
