@@ -1,9 +1,14 @@
 # `make test` is the README's test command; `make check` is what CI runs.
 PYTHON ?= python
 
-.PHONY: test lint format types check bench
-test:
-	$(PYTHON) -m pytest -n 2
+.PHONY: test test-slow test-all lint format types check bench
+test: # minutes
+	$(PYTHON) -m pytest -n 2 -m "not slow"
+
+test-slow: # the rest: chaos, whole experiments, many seeds
+	$(PYTHON) -m pytest -n 2 -m slow
+
+test-all: test test-slow
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -16,7 +21,7 @@ format:
 types:
 	$(PYTHON) -m mypy
 
-check: lint types test
+check: lint types test-all
 
 bench:
 	$(PYTHON) benchmarks/quadratic_speed.py

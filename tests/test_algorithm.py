@@ -159,6 +159,7 @@ def test_a_stationary_point_is_a_fixed_point(case):
             np.testing.assert_allclose(a, b, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_run_ends_at_a_stationary_point(case):
     problem, oracle = case
     result = pdvi.fit(problem, pdvi.P2DVI(oracle=oracle), batch_size=3, max_epochs=600, tol=0, grad_tol=1e-6)

@@ -50,6 +50,7 @@ def test_neighbours_on_the_curve_are_neighbours_in_space(dim):
     assert np.median(steps) < 0.3 * np.median(at_random)
 
 
+@pytest.mark.slow
 def test_a_large_tissue_begins_with_groups_and_ends_as_well(tissue, monkeypatch):
     graph = graphs.weights(graphs.nearest(tissue.coordinates, 6), tissue.X)
     rows = []

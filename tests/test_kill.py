@@ -86,6 +86,8 @@ STREAMING_CHILD = """
 import sys
 import pdvi
 
+pytestmark = pytest.mark.slow
+
 stored = pdvi.Problem.from_store(sys.argv[1])
 pdvi.fit(
     stored,

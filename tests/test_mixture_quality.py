@@ -13,6 +13,8 @@ from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
 
+pytestmark = pytest.mark.slow
+
 K = 5
 
 

@@ -147,6 +147,7 @@ def test_damping_of_a_large_graph_is_that_of_its_patches(x64):
     assert exact <= damping_of_patches(graph, layout(median_cuts(places, 32))) < 1.25 * exact
 
 
+@pytest.mark.slow
 def test_patches_give_the_same_labels_with_halo_and_seams_without():
     """Seams: neighbours in different patches disagree more often once their edges are dropped."""
     tissue = pdvi.datasets.tissue_features(10_000, n_features=20, n_domains=6, noise=1.5, patchiness=12)

@@ -25,6 +25,7 @@ def test_equal_shards_get_no_mask():
     assert set(pdvi.Problem(Regression(), shards).shards) == {"x", "y", "fraction"}
 
 
+@pytest.mark.slow
 def test_objective_does_not_depend_on_the_partition(x64):
     """Spec fact: f_b summed over any partition is F, with padding or without."""
     values = []

@@ -26,6 +26,7 @@ def ari(adata, key="domain"):
     return pdvi.metrics.ari(adata.obs["truth"], adata.obs[key])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:made what was missing")
 def test_noisy_clouds_are_refined_to_sharp_domains():
     adata = clouds()
@@ -41,6 +42,7 @@ def test_noisy_clouds_are_refined_to_sharp_domains():
     assert set(adata.obsp) == {"potts_weights"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:made what was missing")
 def test_domains_of_several_cell_types_are_left_whole():
     adata = pdvi.datasets.tissue(3_000, n_domains=8, seed=0)

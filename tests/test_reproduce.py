@@ -232,6 +232,7 @@ def test_markdown_keeps_the_columns():
 # -------------------------------------------------------------------------------------------- the three experiments
 
 
+@pytest.mark.slow
 def test_a_mixture_writes_everything_is_only_read_the_second_time_and_repeats(tmp_path, monkeypatch):
     monkeypatch.setattr(mixture, "METHODS", MIXTURE_METHODS)
     monkeypatch.setattr(mixture, "BASELINES", RIVALS)
@@ -302,6 +303,7 @@ def mosta(path, *, layer=True, annotated=True):
     return adata
 
 
+@pytest.mark.slow
 def test_an_embryo_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(embryo, "PAPER", FEW)
     monkeypatch.setattr(embryo, "BASELINES", RIVALS)

@@ -109,6 +109,7 @@ def test_samples_share_domains_but_no_edges():
     assert (table.to_numpy() > 50).all()
 
 
+@pytest.mark.slow
 def test_the_number_of_domains_is_recommended():
     adata = layered()
     pdvi.pp.prepare(adata)
@@ -135,6 +136,7 @@ def test_the_number_of_domains_is_recommended():
     plt.close(stability.figure)
 
 
+@pytest.mark.slow
 def test_without_components_stability_recommends():
     adata = layered(300, 40)
     pdvi.pp.prepare(adata, n_components=5)

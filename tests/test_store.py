@@ -230,6 +230,7 @@ print(1024 * float(status[status.index("VmHWM:") + 1]) - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="resident memory is read from /proc")
 def test_memory_stays_below_the_limit(tmp_path):
     """Half a gigabyte of rows through 300 MB."""

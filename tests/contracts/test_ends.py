@@ -13,7 +13,10 @@ import pytest
 
 import pdvi
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of dask about clients and workers that end without a word
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # of dask about clients and workers that end without a word
 
 # As a user's script would; the log points are told, so that the test knows when a run is under way.
 CHILD = """

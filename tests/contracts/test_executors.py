@@ -77,6 +77,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", METHODS, ids=lambda solver: type(solver).__name__)
 def test_every_method_runs_where_the_shards_are(x64, cluster, tmp_path, solver):
     problem = tissue_problem(400, 4)
@@ -91,6 +92,7 @@ def test_every_method_runs_where_the_shards_are(x64, cluster, tmp_path, solver):
         assert largest_difference(memory, found) < 1e-9
 
 
+@pytest.mark.slow
 def test_whoever_answers_first_leads_to_the_same_optimum(both, cluster):
     in_memory, stored = both
     settings = {"batch_size": 2, "max_epochs": 60, "tol": 0}
@@ -122,6 +124,7 @@ def test_other_places_are_told_apart(both, cluster):
         pdvi.Dask(cluster[1], timeout=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["disk", "dask"])
 def test_an_unfinished_run_goes_on_from_its_checkpoint(both, cluster, tmp_path, place):
     in_memory, stored = both
@@ -145,6 +148,7 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(both, cluster, tmp_path, 
     assert resumed.objective == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["_shares", "_submit"])  # before a worker has a host, and while it reads
 def test_a_worker_lost_while_shards_are_loaded_is_replaced(cluster, tmp_path, moment):
     problem = PROBLEMS["quadratic"]()
@@ -184,6 +188,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_run(both, tmp_path, monke
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_bytes_on_the_wire_do_not_grow_with_the_area(cluster, tmp_path):
     """Four times the spots per shard: traffic grows with the outline, at most twice, and not at all without one."""
     grown = {}
@@ -250,6 +255,7 @@ class Chaos:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_ten_rounds_of_chaos_end_at_the_same_optimum(cluster, tmp_path):
     problem = tissue_problem()
     pdvi.write_store(tmp_path / "store", problem)

@@ -10,7 +10,10 @@ import pytest
 import pdvi
 from models_for_tests import largest_difference, tissue_problem
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of dask about workers that are killed on purpose
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # of dask about workers that are killed on purpose
 
 PATCHES = 32
 EXPLORED = [*3 * [""], *3 * ["exploring"], ""]
