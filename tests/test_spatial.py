@@ -359,3 +359,20 @@ def test_seconds_tell_where_the_time_went():
     assert set(told) == {"missing", "fit"}
     assert 0.9 * seconds < sum(told.values()) <= seconds
     assert adata.uns["domain"]["fit_seconds"] == told["fit"]
+
+
+def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
+    adata = pdvi.datasets.tissue(600, n_genes=40, n_domains=3, n_samples=2)
+    with pytest.warns(UserWarning, match="made what was missing"):
+        pdvi.tl.domains(adata, 3, refine=False)  # as if it were one slide
+    with pytest.warns(UserWarning, match=r"\d+ edges of 'potts_weights' joined samples; made anew for each sample: "):
+        pdvi.tl.domains(adata, 3, sample_key="sample", refine=False)
+    edges, samples = adata.obsp["potts_weights"].tocoo(), adata.obs["sample"].to_numpy()
+    assert (samples[edges.row] == samples[edges.col]).all()
+    pdvi.tl.domains(adata, 3, sample_key="sample", refine=False)  # nothing to be said
+    other = adata.obsp["potts_weights"].tolil()
+    other[0, -1] = other[-1, 0] = 1.0
+    adata.obsp["mine"] = other.tocsr()
+    assert samples[0] != samples[-1]
+    with pytest.raises(ValueError, match=r"obsp\['mine'\] has 2 edges between samples of obs\['sample'\]; make"):
+        pdvi.tl.domains(adata, 3, graph_key="mine", sample_key="sample")
