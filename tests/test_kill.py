@@ -12,6 +12,8 @@ import numpy as np
 
 import pdvi
 
+pytestmark = pytest.mark.slow
+
 KILLS, EPOCHS = 10, 250
 
 CHILD = """
@@ -85,8 +87,6 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 STREAMING_CHILD = """
 import sys
 import pdvi
-
-pytestmark = pytest.mark.slow
 
 stored = pdvi.Problem.from_store(sys.argv[1])
 pdvi.fit(
