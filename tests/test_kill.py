@@ -9,6 +9,7 @@ import time
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 import pdvi
 
