@@ -14,7 +14,7 @@ from test_pl import slide
 def adata():
     adata = slide(n_domains=4)
     adata.uns["domain_colors"] = pdvi.pl.palette(4)
-    adata.uns["domain"] |= {"elbo": -1234.5, "params": {"n_domains": 4, "sample_key": "<b>"}}
+    adata.uns["domain"] |= {"elbo": -1234.5, "params": {"n_domains": 4, "sample_key": "<b>", "recipe": {"rounds": 20}}}
     return adata
 
 
@@ -27,6 +27,7 @@ def test_a_report_holds_everything(adata, tmp_path):
     assert "400 spots" in text
     assert "&lt;b&gt;" in text
     assert "ELBO -1,23" in text
+    assert re.search(r"<details>.*recipe.*<td>rounds</td><td>20</td>.*</details>", text, re.DOTALL)
     assert not plt.get_fignums()
 
 

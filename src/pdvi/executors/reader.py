@@ -26,7 +26,7 @@ class Reader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdvi-read-ahead")
 
     def expect(self, order: Iterable[int]) -> None:
-        """The shards that will be asked for next."""
+        """Take notice of the shards that will be asked for next."""
         self._queue = deque(order)
         if self._ahead is None:
             self._read_ahead()

@@ -53,7 +53,7 @@ class Scratch:
                 raise OSError(error.errno, msg) from error
 
     def stacked(self) -> PyTree:
-        """All shards as memory-mapped arrays, (shards, ...); they outlive this object."""
+        """Return all shards as memory-mapped arrays, (shards, ...); they outlive this object."""
         leaves = [
             np.memmap(file, dtype, "r+", shape=(self._n_shards, *shape))
             if _size(shape, dtype)

@@ -45,38 +45,38 @@ class GaussianMixtureModel(eqx.Module):
     log_scale: Array  # log |det| of the map that whitened the rows; 0 if none did
 
     def init_global(self, key: Array) -> Globals:
-        """The starting means, with the variances they would have at equal weights."""
+        """Return the starting means, with the variances they would have at equal weights."""
         precision = self.n_rows / len(self.log_weights) / self.noise_variance + 1 / self.prior_variance
         return {"mean": self.start, "log_var": jnp.broadcast_to(-jnp.log(precision), self.start.shape)}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
-        """Undecided."""
+        """Return equal probabilities."""
         n_components = len(self.log_weights)
         return self._masked(jnp.full((len(shard["x"]), n_components), 1 / n_components), shard)
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """The shard's share of the negative ELBO."""
+        """Return the shard's share of the negative ELBO."""
         phi = local[: len(shard["x"])]
         entropy_and_fit = jnp.sum(xlogy(phi, phi) - phi * self.logits(globals_, shard))
         return entropy_and_fit + self._rows_constant(shard) + shard["fraction"] * self._divergence(globals_)
 
     def logits(self, globals_: Globals, shard: Shard) -> Array:
-        """E_q log p(x_i, z_i = k) without the part that is the same for all k."""
+        """Return E_q log p(x_i, z_i = k) without the part that is the same for all k."""
         scaled = globals_["mean"] / self.noise_variance
         norm = jnp.sum(globals_["mean"] * scaled + jnp.exp(globals_["log_var"]) / self.noise_variance, axis=1)
         return shard["x"] @ scaled.T + (self.log_weights - 0.5 * norm)
 
     def local_step(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """The responsibilities."""
+        """Return the responsibilities."""
         return self._masked(jax.nn.softmax(self.logits(globals_, shard), axis=1), shard)
 
     def statistics(self, local: Array, shard: Shard) -> MixtureStatistics:
-        """Masses and sums per component."""
+        """Return masses and sums per component."""
         phi = local[: len(shard["x"])]
         return MixtureStatistics(phi.sum(0), phi.T @ shard["x"], shard["fraction"])
 
     def global_step(self, statistics: MixtureStatistics, augmentation: Augmentation) -> Globals:
-        """The means in closed form; the log-variances by the Wright omega function."""
+        """Return the means in closed form; the log-variances by the Wright omega function."""
         mass, total, w = statistics.mass[:, None], statistics.total, statistics.fraction
         centre, dual, penalty = augmentation
         precision = mass / self.noise_variance + w / self.prior_variance
@@ -86,32 +86,32 @@ class GaussianMixtureModel(eqx.Module):
         return {"mean": mean, "log_var": log_var}
 
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
-        """Of the means at equal weights (a start's locals say nothing yet); of the log-variances where they end."""
+        """Return that of the means at equal weights (a start tells nothing), of the variances where they end."""
         w, shape = shard["fraction"], self.start.shape
         mass = w * self.n_rows / len(self.log_weights)
         mean = mass / self.noise_variance + w / self.prior_variance
         return {"mean": jnp.broadcast_to(mean, shape), "log_var": jnp.broadcast_to(0.5 * w, shape)}
 
     def natural(self, globals_: Globals) -> Globals:
-        """The natural parameters of q(c): precision times mean, and precision."""
+        """Return the natural parameters of q(c): precision times mean, and precision."""
         precision = jnp.exp(-globals_["log_var"])
         return {"mean": precision * globals_["mean"], "log_var": precision}
 
     def from_natural(self, natural: Globals) -> Globals:
-        """The inverse of `natural`."""
+        """Return the inverse of `natural`."""
         return {"mean": natural["mean"] / natural["log_var"], "log_var": -jnp.log(natural["log_var"])}
 
     def natural_gradient(self, globals_: Globals, gradient: Globals) -> Globals:
-        """The gradient in the expectation parameters E c and -1/2 E c^2, which belong to `natural`."""
+        """Return the gradient in the expectation parameters E c and -1/2 E c^2, which belong to `natural`."""
         by_variance = gradient["log_var"] * jnp.exp(-globals_["log_var"])
         return {"mean": gradient["mean"] - 2 * globals_["mean"] * by_variance, "log_var": -2 * by_variance}
 
     def to_unconstrained(self, local: Array) -> Array:
-        """Responsibilities as logits."""
+        """Return responsibilities as logits."""
         return jnp.log(jnp.maximum(local, jnp.finfo(local.dtype).tiny))
 
     def from_unconstrained(self, x: Array, shard: Shard) -> Array:
-        """The inverse of `to_unconstrained`; a floor and no product with the mask keep log phi's slope finite."""
+        """Return the inverse of `to_unconstrained`; a floor, and no product with the mask, keep slopes finite."""
         phi = jnp.maximum(jax.nn.softmax(x, axis=1), jnp.finfo(x.dtype).tiny)
         return jnp.where(shard["mask"][:, None] > 0, phi, 0) if "mask" in shard else phi
 
@@ -132,7 +132,7 @@ class GaussianMixtureModel(eqx.Module):
 
 
 def log_variance(a: Array, half: Array, centre: Array, dual: Array, penalty: Array) -> Array:
-    """The root rho of  a exp(rho) - half + dual + penalty (rho - centre) = 0.
+    """Return the root rho of  a exp(rho) - half + dual + penalty (rho - centre) = 0.
 
     With t = rho - log(penalty / a) it reads exp(t) + t = z, z = centre + (half - dual) / penalty + log(a / penalty):
     t = log omega(z), found to machine precision in three Halley steps from a start that is right at both

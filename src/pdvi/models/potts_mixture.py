@@ -40,19 +40,19 @@ class PottsMixtureModel(GaussianMixtureModel):
         return jnp.sum(self.prior_variance / self.noise_variance)
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """The shard's share of the negative ELBO, without log Z."""
+        """Return the shard's share of the negative ELBO, without log Z."""
         phi = local[: len(shard["x"])]
         energy = self.logits(globals_, shard) + 0.5 * neighbour_sum(local, shard)
         entropy_and_fit = jnp.sum(self.temperature * xlogy(phi, phi) - phi * energy)
         return entropy_and_fit + self._rows_constant(shard) + shard["fraction"] * self._divergence(globals_)
 
     def local_step(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """One damped sweep over the shard's spots, all at once."""
+        """Return the labels after one damped sweep over the shard's spots, all at once."""
         logits = neighbour_sum(local, shard, self.logits(globals_, shard)) / self.temperature
         return self._masked(jax.nn.softmax(self._damped(logits, local, shard), axis=1), shard)
 
     def local_gradient(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """dF / dphi of the shard's own spots: an edge to another patch counts in full, in `loss` it counts half."""
+        """Return dF / dphi of the shard's own spots: an edge to another patch counts in full, in `loss` half."""
         phi = jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny)
         return self.temperature * (1 + jnp.log(phi)) - neighbour_sum(local, shard, self.logits(globals_, shard))
 
@@ -65,7 +65,7 @@ class PottsMixtureModel(GaussianMixtureModel):
 
 
 def neighbour_sum(local: Array, shard: Shard, start: Array | None = None) -> Array:
-    """start_i + sum_l r_il phi_l: a scan over the columns of the neighbour table.
+    """Return start_i + sum_l r_il phi_l, by a scan over the columns of the neighbour table.
 
     One gather per column, several unrolled, keeps the working set in cache: several times faster than one
     large gather or a segment sum.

@@ -49,38 +49,38 @@ class Quadratic(eqx.Module):
         }
 
     def init_global(self, key: Array) -> Globals:
-        """Far from the optimum, at ``start``."""
+        """Return a point far from the optimum: ``start``."""
         return {"lam": jnp.full(self.dim_global, self.start)}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
-        """Zero."""
+        """Return zero."""
         return jnp.zeros(self.dim_local)
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """x' Q x + v' x."""
+        """Return x' Q x + v' x."""
         x = jnp.concatenate([local, globals_["lam"]])
         return x @ shard["Q"] @ x + shard["v"] @ x
 
     def local_step(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """The minimiser over phi."""
+        """Return the minimiser over phi."""
         return -shard["gain"] @ globals_["lam"] - shard["offset"]
 
     def statistics(self, local: Array, shard: Shard) -> QuadraticStatistics:
-        """The quadratic in lam that is left for fixed phi."""
+        """Return the quadratic in lam that is left for fixed phi."""
         p = self.dim_local
         return QuadraticStatistics(2 * shard["Q"][p:, p:], 2 * shard["Q"][p:, :p] @ local + shard["v"][p:])
 
     def global_step(self, statistics: QuadraticStatistics, augmentation: Augmentation) -> Globals:
-        """The minimiser over lam for fixed phi."""
+        """Return the minimiser over lam for fixed phi."""
         return {"lam": _minimise(statistics.hessian, statistics.linear, augmentation)}
 
     def joint_step(self, local: Array, shard: Shard, augmentation: Augmentation) -> tuple[Array, Globals]:
-        """The joint minimiser: lam from the Schur complement, then phi."""
+        """Return the joint minimiser: lam from the Schur complement, then phi."""
         globals_ = {"lam": _minimise(2 * shard["schur"], shard["linear"], augmentation)}
         return self.local_step(local, globals_, shard), globals_
 
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
-        """2 diag(C)."""
+        """Return 2 diag(C)."""
         return {"lam": 2 * jnp.diagonal(shard["Q"])[self.dim_local :]}
 
 

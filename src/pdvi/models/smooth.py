@@ -17,15 +17,15 @@ class Quartic(eqx.Module):
     dim_global: int
 
     def init_global(self, key: Array) -> Globals:
-        """All ones."""
+        """Return all ones."""
         return {"lam": jnp.ones(self.dim_global)}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
-        """Zero."""
+        """Return zero."""
         return jnp.zeros(())
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """One shard's loss."""
+        """Return one shard's loss."""
         lam = globals_["lam"]
         return 0.5 * (local - shard["b"] @ lam) ** 2 + 0.25 * (shard["a"] @ lam) ** 4
 
@@ -41,14 +41,14 @@ class TanhRegression(eqx.Module):
     dim_global: int
 
     def init_global(self, key: Array) -> Globals:
-        """Small random weights, unit gain."""
+        """Return small random weights, and unit gain."""
         return {"weight": 0.1 * jax.random.normal(key, (self.dim_global,)), "gain": jnp.ones(())}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
-        """The observation."""
+        """Return the observation."""
         return shard["y"]
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
-        """One shard's loss."""
+        """Return one shard's loss."""
         predicted = globals_["gain"] * jnp.tanh(shard["A"] @ globals_["weight"])
         return 0.5 * jnp.sum((local - predicted) ** 2) + 0.5 * jnp.sum((local - shard["y"]) ** 2)

@@ -63,7 +63,7 @@ class TwoLevelMixtureModel(eqx.Module):
 
     @property
     def types(self) -> GaussianMixtureModel:
-        """The lower level alone; its weights are the compositions' business."""
+        """Return the lower level alone; its weights are the compositions' business."""
         n_types = self.start.shape[0]
         return GaussianMixtureModel(
             start=self.start,

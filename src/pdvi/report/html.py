@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,10 @@ def page(
         _probabilities(adata, where) if n_domains <= FEW else "",
         "<h2>The fit</h2>",
         _figure(pl.trace(adata, key=key), "objective and gradient norm during the fit"),
-        _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in fit["params"].items())),
+        _settings({name: value for name, value in fit["params"].items() if name != "recipe"}),
+        "<details><summary>The recipe: every number behind it</summary>",
+        _settings(fit["params"].get("recipe", {})),
+        "</details>",
     ]
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
     return "\n".join(["<!doctype html>", f"<html lang='en'><head>{head}</head><body>", *parts, "</body></html>\n"])
@@ -107,6 +110,10 @@ def _probabilities(adata: AnnData, where: dict[str, Any]) -> str:
     """Two wide maps in a row, where samples are side by side: of four, the titles would be too small on the page."""
     ncols = 4 if where["sample_key"] is None else 2
     return _figure(pl.probabilities(adata, **where, ncols=ncols), "probability of each domain")
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in values.items()))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,14 +12,14 @@ LEAF = 64  # rows of a patch are ordered along space down to groups of this size
 
 
 def median_cuts(coordinates: np.ndarray, n_patches: int) -> np.ndarray:
-    """The patch of every row: balanced recursive cuts across the longer side, sizes equal to one row."""
+    """Return the patch of every row: balanced recursive cuts across the longer side, sizes equal to one row."""
     patch = np.empty(len(coordinates), int)
     patch[_order(coordinates, n_patches)] = consecutive(len(coordinates), n_patches)
     return patch
 
 
 def grid(coordinates: np.ndarray, nx: int, ny: int) -> np.ndarray:
-    """The patch of every row on the paper's nx-by-ny grid of equal cells; empty cells get no number."""
+    """Return the patch of every row on the paper's nx-by-ny grid of equal cells; empty cells get no number."""
     low, high = coordinates.min(0), coordinates.max(0)
     cell = np.floor((coordinates - low) / np.maximum(high - low, 1e-300) * [nx, ny]).astype(int)
     cell = np.clip(cell, 0, [nx - 1, ny - 1])
@@ -27,7 +27,7 @@ def grid(coordinates: np.ndarray, nx: int, ny: int) -> np.ndarray:
 
 
 def consecutive(n_rows: int, n_patches: int) -> np.ndarray:
-    """The patch of every row, cut in the order in which the rows come."""
+    """Return the patch of every row, cut in the order in which the rows come."""
     return np.repeat(np.arange(n_patches), _sizes(n_rows, n_patches))
 
 
@@ -47,34 +47,34 @@ class Layout(NamedTuple):
 
     @property
     def mask(self) -> np.ndarray:
-        """Whether a slot holds a row."""
+        """Return whether a slot holds a row."""
         return self.rows >= 0
 
     @property
     def fraction(self) -> np.ndarray:
-        """Each shard's share of all rows."""
+        """Return each shard's share of all rows."""
         return self.mask.sum(1) / self.mask.sum()
 
     @property
     def slots(self) -> np.ndarray:
-        """The flat slot of every row."""
+        """Return the flat slot of every row."""
         flat = self.rows.ravel()
         slots = np.empty(int(self.mask.sum()), np.int64)
         slots[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
         return slots
 
     def shard(self, values: np.ndarray) -> np.ndarray:
-        """Row-wise values as (shards, slots, ...); empty slots repeat row 0."""
+        """Return row-wise values as (shards, slots, ...); empty slots repeat row 0."""
         return values[np.maximum(self.rows, 0)]
 
     def unshard(self, stacked: np.ndarray) -> np.ndarray:
-        """The inverse of `shard`."""
+        """Return the inverse of `shard`."""
         stacked = np.asarray(stacked)
         return stacked.reshape(-1, *stacked.shape[2:])[self.slots]
 
 
 def layout(patch: np.ndarray, order: np.ndarray | None = None) -> Layout:
-    """Rows grouped by patch (numbered from 0), in the given ``order`` within each."""
+    """Return rows grouped by patch (numbered from 0), in the given ``order`` within each."""
     order = np.arange(len(patch)) if order is None else order
     grouped = order[np.argsort(patch[order], kind="stable")]
     sizes = np.bincount(patch)
@@ -84,12 +84,12 @@ def layout(patch: np.ndarray, order: np.ndarray | None = None) -> Layout:
 
 
 def along_space(coordinates: np.ndarray) -> np.ndarray:
-    """An order of the rows in which neighbours in space are mostly neighbours in memory."""
+    """Return an order of the rows in which neighbours in space are mostly neighbours in memory."""
     return _order(coordinates, max(1, len(coordinates) // LEAF))
 
 
 def along_curve(coordinates: np.ndarray) -> np.ndarray:
-    """The rows along a Z-shaped curve through space: a few that follow each other lie close together."""
+    """Return the rows along a Z-shaped curve through space: a few that follow each other lie close together."""
     bits = min(16, 62 // coordinates.shape[1])
     low, width = coordinates.min(0), np.ptp(coordinates, axis=0).max()
     cell = ((coordinates - low) / max(width, 1e-300) * (2**bits - 1)).astype(np.int64)

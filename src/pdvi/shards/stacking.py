@@ -40,14 +40,14 @@ def stack(shards: PyTree) -> tuple[PyTree, np.ndarray | None]:
 
 
 def take(shards: PyTree, index: Any) -> PyTree:
-    """The shard or the batch of shards at ``index``."""
+    """Return the shard or the batch of shards at ``index``."""
     if np.shape(index) == (1,):  # a slice, where a gather of one large row would crawl
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), shards)
     return jax.tree.map(lambda leaf: leaf[index], shards)
 
 
 def put(shards: PyTree, index: Any, values: PyTree) -> PyTree:
-    """``shards`` with those at ``index`` replaced."""
+    """Return ``shards`` with those at ``index`` replaced."""
     if np.shape(index) == (1,):
         return jax.tree.map(
             lambda leaf, value: jax.lax.dynamic_update_slice_in_dim(leaf, value, index[0], 0), shards, values
@@ -130,7 +130,7 @@ def _check_leaf(name: str, leaf: np.ndarray) -> None:
 
 
 def to_device(leaf: Any) -> jax.Array:
-    """Floats in JAX's working precision; integers and booleans as they are (tables of indices)."""
+    """Return floats in JAX's working precision; integers and booleans as they are (tables of indices)."""
     working = np.dtype(jnp.result_type(float))
     if isinstance(leaf, jax.Array):
         return jnp.asarray(leaf, working if leaf.dtype.kind == "f" else None)

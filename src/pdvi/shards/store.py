@@ -51,12 +51,12 @@ class Store:
 
     @property
     def n_shards(self) -> int:
-        """B, the number of shards."""
+        """Return B, the number of shards."""
         return len(self.checksums)
 
     @property
     def rows(self) -> np.ndarray | None:
-        """The row of the original data in each slot, (shards, slots), -1 where there is none."""
+        """Return the row of the original data in each slot, (shards, slots), -1 where there is none."""
         return self._numbers(ROWS, self._manifest.rows)
 
     def read(self, b: int, *, check: bool = False) -> PyTree:
