@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter
 
 
 class Stopwatch:
@@ -10,10 +10,10 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
-        self._began = time.perf_counter()
+        self._began = perf_counter()
 
     def lap(self, name: str) -> None:
         """Count the time since the last lap, or since the beginning, under a name."""
-        now = time.perf_counter()
+        now = perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._began
         self._began = now

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from pdvi._base.checks import positive
+from pdvi._base.checks import instance, positive
 from pdvi._base.forks import computing
 from pdvi._base.types import Array
 from pdvi.core.executor import Executor, NoShards
@@ -48,6 +48,10 @@ class Run:
         log_every: float = 1.0,
     ):
         computing()
+        instance("problem", problem, Problem, "a pdvi.Problem")
+        instance("solver", solver, Solver, "a solver such as pdvi.P2DVI()")
+        if executor is not None:
+            instance("executor", executor, Executor, "an executor such as pdvi.Memory() or pdvi.Disk()")
         if isinstance(start, str | os.PathLike):
             start = load_result(start)
         settings = settings_of(solver)
@@ -57,7 +61,8 @@ class Run:
         self.solver = solver.resolved(problem, self.batch_size)
         self.seed = seed_for(seed, earlier)
         self.sampling = sampling or Reshuffled()
-        self.executor: Executor = executor or (Memory() if problem.store is None else Disk())
+        default = Memory if problem.store is None else Disk
+        self.executor: Executor = default() if executor is None else executor
         self.steps_per_epoch = problem.steps_per_epoch(self.batch_size)
         self.stride = max(1, round(positive("log_every", log_every) * self.steps_per_epoch))
         self.data = problem.fingerprint()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pdvi import metrics
-from pdvi._anndata.checks import coordinates_of, features_of
+from pdvi._anndata.checks import check_adata, coordinates_of, features_of
 from pdvi._anndata.keys import SPATIAL, WEIGHTS
 from pdvi._base.checks import whole
 from pdvi.mixtures.estimators import PottsMixture
@@ -41,6 +41,7 @@ def choose_n_domains(
     Returns the recommended number: the candidate with the highest held-out score. Without principal components in
     ``obsm["X_pca"]`` there is nothing to average anew: then the largest whose stability is within 0.02 of the highest.
     """
+    check_adata(adata)
     candidates = sorted({int(k) for k in candidates})
     most = adata.n_obs // 2  # one half of the spots is fitted alone
     if not candidates or candidates[0] < 2 or candidates[-1] > most:
