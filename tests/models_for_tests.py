@@ -1,5 +1,7 @@
 """Small models written the way a user would: plain classes, nothing inherited; and a small tissue."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,42 @@ def tissue_problem(n_spots=1_200, n_patches=6, poor=False):
     if poor:
         settings = settings._replace(means=tissue.X[:4])
     return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3)
+
+
+class Samples(NamedTuple):
+    """Rows of two samples, each minus its mean, which is kept; what the second was shifted by; graph and truth."""
+
+    X: np.ndarray
+    sample: np.ndarray
+    mean: np.ndarray
+    shift: np.ndarray
+    coordinates: np.ndarray
+    graph: Any
+    truth: np.ndarray
+
+
+def two_samples(n_spots, shift=2.0):
+    """Four stripes in both samples, of other widths in each, and the second sample shifted."""
+    rng = np.random.default_rng(2)
+    coordinates = rng.uniform(size=(n_spots, 2))
+    sample = np.arange(n_spots) % 2
+    ends = np.array([[0.25, 0.5, 0.75], [0.15, 0.55, 0.9]])[sample]
+    truth = (coordinates[:, :1] > ends).sum(1)
+    centres = np.array([[0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 1, 2.0]])
+    moved = shift * np.array([1.0, -0.5, 0.3])
+    X = centres[truth] + 0.5 * rng.standard_normal((n_spots, 3)) + np.outer(sample, moved)
+    mean = np.stack([X[sample == s].mean(0) for s in (0, 1)])
+    coordinates = coordinates + 3 * np.column_stack([sample, 0 * sample])
+    graph = pdvi.graphs.weights(pdvi.graphs.nearest(coordinates, 6), X - mean[sample])
+    return Samples(X - mean[sample], sample, mean, moved, coordinates, graph, truth)
+
+
+def offset_problem(tissue, n_patches=6):
+    """The Potts mixture of two samples, with offsets."""
+    where = layout(median_cuts(tissue.coordinates, n_patches), along_space(tissue.coordinates))
+    settings = empirical_bayes(tissue.X, 4)
+    problem = potts_mixture_problem(tissue.X, tissue.graph, settings, where, beta=0.3, sample=tissue.sample)
+    return problem, where
 
 
 def begun(problem, solver, batch_size=1, key=0):

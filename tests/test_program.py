@@ -11,7 +11,7 @@ import pdvi
 from pdvi import graphs
 from pdvi.mixtures.build import coupled, coupled_problem
 from pdvi.mixtures.em import variational_em
-from pdvi.mixtures.program import fit_starts
+from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.recipe import RECIPE
 from pdvi.mixtures.start import empirical_bayes, whitened, whitening_of
 from pdvi.shards.buckets import bucket, degree_bucket
@@ -34,19 +34,19 @@ def one_shard(X, graph, coordinates, *, bucketed=True, settings=None):
 @pytest.mark.parametrize(("noise", "weights"), [("tied", True), ("diagonal", False), (None, True)])
 def test_the_program_gives_the_numbers_of_the_step_by_step_path(x64, noise, weights):
     X, graph, coordinates = tissue()
-    starts, expected = [], []
-    where, problem = one_shard(X, graph, coordinates)
+    problems, expected = [], []
+    where, _ = one_shard(X, graph, coordinates)
     for seed in range(2):
         settings, matrix = empirical_bayes(X, 4, seed=seed), np.eye(5)
         if noise == "tied":
             matrix = whitening_of(X, settings)
             settings = whitened(settings, matrix)
-        starts.append((settings, matrix))
         log_scale = float(np.linalg.slogdet(matrix)[1])
         coupling = coupled(graph, where, beta=0.5)
         alone = coupled_problem(X @ matrix.T, settings, where, coupling, log_scale=log_scale)
+        problems.append(alone)
         expected.append(variational_em(alone, pdvi.CAVI(), noise=noise, weights=weights, max_epochs=100, tol=1e-6))
-    found = fit_starts(problem, starts, noise=noise, weights=weights, tol=1e-6, recipe=RECIPE, seed=0)
+    found = fit_together(problems, noise=noise, weights=weights, tol=1e-6, recipe=RECIPE, seed=0)
     for one, two in zip(found, expected, strict=True):
         assert one.result.status is two.result.status
         for column in ("epoch", "objective", "grad_norm"):

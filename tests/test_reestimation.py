@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import pdvi
+from models_for_tests import offset_problem, two_samples
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
-from pdvi.mixtures.em import reestimate, variational_em
+from pdvi.mixtures.em import variational_em
+from pdvi.mixtures.reestimate import reestimate
 from pdvi.mixtures.reseed import reseeded
 from pdvi.mixtures.restarts import best_of
 from pdvi.shards.partition import consecutive, layout
@@ -102,3 +104,32 @@ def test_annealing_begins_soft_and_ends_at_the_models_temperature():
     assert pdvi.metrics.ari(tissue.labels, annealed.labels_) > 0.7
     with pytest.raises(ValueError, match=r"`anneal_from` must be above `temperature` \(1.0\), got 0.5"):
         pdvi.PottsMixture(4, anneal_from=0.5).fit(tissue.X, graph=graph)
+
+
+def test_with_offsets_a_step_lowers_the_objective(x64):
+    problem, _ = offset_problem(two_samples(300), 3)
+    result = pdvi.fit(problem, pdvi.CAVI(), max_epochs=3, tol=0)
+    before = result.objective
+    for noise, weights in (("diagonal", False), ("tied", False), ("tied", True)):
+        better, point, _ = reestimate(problem, result.point, noise=noise, weights=weights)
+        losses, _ = better.evaluate(better.ravel(point.global_params), point.local_params)
+        assert float(losses.sum()) < before
+
+
+def test_features_that_are_0_change_nothing(x64):
+    """Columns of 0 with a narrow prior, as views of fewer components have them, stay out of the noise."""
+    settings = empirical_bayes(X, 3, seed=0)
+    wider = EmpiricalBayes(
+        np.hstack([settings.means, np.zeros((3, 2))]),
+        np.append(settings.prior_mean, [0, 0]),
+        np.append(settings.prior_variance, [1e-9, 1e-9]),
+        np.append(settings.noise_variance, [1, 1]),
+    )
+    found = []
+    for rows, start in ((X, settings), (np.hstack([X, np.zeros((len(X), 2))]), wider)):
+        problem = gaussian_mixture_problem(rows, start, WHERE)
+        fitted = variational_em(problem, pdvi.CAVI(), noise="tied", weights=True, max_epochs=30)
+        found.append(fitted)
+    np.testing.assert_allclose(found[1].result.local_params, found[0].result.local_params, atol=1e-4)
+    np.testing.assert_allclose(found[1].whitening[:4, :4], found[0].whitening, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found[1].whitening[4:, 4:], np.eye(2), atol=1e-12)

@@ -32,7 +32,7 @@ def layered(n=900, n_genes=60, seed=0):
 @pytest.fixture(scope="module")
 def fitted():
     adata = layered()
-    with pytest.warns(UserWarning, match="made what was missing with the defaults of pdvi.pp.prepare"):
+    with pytest.warns(UserWarning, match="made what was missing with the defaults of pdvi.pp.spatial_components"):
         pdvi.tl.domains(adata, 4)
     return adata
 
@@ -57,17 +57,18 @@ def test_nothing_else_in_adata_changes(fitted):
     fresh = layered()
     assert (fitted.X != fresh.X).nnz == 0
     np.testing.assert_array_equal(fitted.obsm["spatial"], fresh.obsm["spatial"])
-    assert set(fitted.obs) - set(fresh.obs) == {"domain", "domain_entropy"}
-    assert set(fitted.obsm) - set(fresh.obsm) == {"X_pca", "X_neighborhood", "domain_probability"}
-    assert set(fitted.uns) - set(fresh.uns) == {"domain", "domain_colors"}
+    assert set(fitted.obs) - set(fresh.obs) == {"domain", "domain_certainty", "domain_entropy"}
+    made = {"X_spatial", "X_neighborhood", "domain_probability", "domain_posterior"}
+    assert set(fitted.obsm) - set(fresh.obsm) == made
+    assert set(fitted.uns) - set(fresh.uns) == {"domain", "domain_colors", "X_spatial", "X_neighborhood"}
     assert set(fitted.obsp) == {"potts_weights"}
     assert list(fitted.var) == list(fresh.var)
 
 
 def test_the_same_seed_gives_the_same_labels(fitted):
     again = layered()
-    for key in ("X_pca", "X_neighborhood"):
-        again.obsm[key] = fitted.obsm[key]
+    for key in ("X_spatial", "X_neighborhood"):
+        again.obsm[key], again.uns[key] = fitted.obsm[key], fitted.uns[key]
     again.obsp["potts_weights"] = fitted.obsp["potts_weights"]
     pdvi.tl.domains(again, 4)
     np.testing.assert_array_equal(again.obs["domain"].to_numpy(), fitted.obs["domain"].to_numpy())

@@ -12,7 +12,8 @@ import pdvi
 from models_for_tests import largest_difference
 from pdvi import graphs, metrics
 from pdvi.core.problem import Augmentation
-from pdvi.mixtures.two_level import starting_point, two_level_em, two_level_problem, two_level_start
+from pdvi.mixtures.reestimate import starting_point
+from pdvi.mixtures.two_level import two_level_em, two_level_problem, two_level_start
 from pdvi.shards.partition import along_space, layout, median_cuts
 
 pytestmark = pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 # obsm
 SPATIAL = "spatial"
 COMPONENTS = "X_pca"
+SPATIAL_COMPONENTS = "X_spatial"
 NEIGHBORHOOD = "X_neighborhood"
 FLOW = "flow"
 # obsp
@@ -27,6 +28,16 @@ def probability(key: str) -> str:
 def entropy(key: str) -> str:
     """Return the name in obs of the uncertainty of the labels in ``obs[key]``."""
     return f"{key}_entropy"
+
+
+def certainty(key: str) -> str:
+    """Return the name in obs of the share of views that agree on the labels in ``obs[key]``."""
+    return f"{key}_certainty"
+
+
+def posterior(key: str) -> str:
+    """Return the name in obsm of the probabilities that one fitted mixture gives by itself."""
+    return f"{key}_posterior"
 
 
 def colors(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from pdvi.mixtures.checks import check_coupling, check_graph
 from pdvi.mixtures.damping import damping_of_patches
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import EmpiricalBayes
-from pdvi.models import GaussianMixtureModel, PottsMixtureModel
+from pdvi.models import GaussianMixtureModel, PottsMixtureModel, SampleOffsets
 from pdvi.shards.buckets import bucket
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
@@ -60,8 +61,10 @@ class BuiltShard(NamedTuple):
     halo: np.ndarray
 
 
-def mixture_shards(X: np.ndarray, where: Layout, coupling: Coupling | None = None) -> Iterator[BuiltShard]:
-    """Yield the shards of a layout one by one; rows and graph may lie on disk."""
+def mixture_shards(
+    X: np.ndarray, where: Layout, coupling: Coupling | None = None, sample: np.ndarray | None = None
+) -> Iterator[BuiltShard]:
+    """Yield the shards of a layout one by one; rows and graph may lie on disk. ``sample``: that of every row."""
     mask, fraction = where.mask, where.fraction
     padded = where.bucketed or not mask.all()
     alone: Iterable[Any] = repeat(None)
@@ -72,6 +75,8 @@ def mixture_shards(X: np.ndarray, where: Layout, coupling: Coupling | None = Non
         arrays = {"x": x, "fraction": share, "square": square}
         if padded:
             arrays["mask"] = real.astype(float)
+        if sample is not None:
+            arrays["sample"] = sample[np.maximum(rows, 0)].astype(np.int32)
         halo = np.empty(0, np.int32)
         if coupling is not None:
             halo = neighbours.halo
@@ -113,20 +118,58 @@ def potts_mixture_problem(
     temperature: float = 1.0,
     damping: float | None = None,
     log_scale: float = 0.0,
+    sample: np.ndarray | None = None,
 ) -> Problem:
-    """Return the same on a graph with edge weights times ``beta``; exact across shards with ``halo``."""
+    """Return the same on a graph with edge weights times ``beta``; exact across shards with ``halo``.
+
+    With ``sample``, a whole number for every row, every sample has an offset, which is learned (`SampleOffsets`).
+    """
     graph = check_graph(graph, len(X))
     coupling = coupled(graph, where, beta=beta, halo=halo, temperature=temperature, damping=damping)
-    return coupled_problem(X, settings, where, coupling, log_scale=log_scale)
+    return coupled_problem(X, settings, where, coupling, log_scale=log_scale, sample=sample)
 
 
 def coupled_problem(
-    X: np.ndarray, settings: EmpiricalBayes, where: Layout, coupling: Coupling, *, log_scale: float = 0.0
+    X: np.ndarray,
+    settings: EmpiricalBayes,
+    where: Layout,
+    coupling: Coupling,
+    *,
+    log_scale: float = 0.0,
+    sample: np.ndarray | None = None,
 ) -> Problem:
     """Return the Potts mixture with a coupling that is known already."""
     temperature, damping = coupling.temperature, coupling.damping
     model = potts_model(settings, len(X), temperature=temperature, damping=damping, log_scale=log_scale)
-    return in_memory(model, mixture_shards(X, where, coupling), where)
+    return in_memory(with_offsets(model, sample), mixture_shards(X, where, coupling, sample), where)
+
+
+def replaced(problem: Problem, X: np.ndarray, settings: EmpiricalBayes, where: Layout, log_scale: float) -> Problem:
+    """Return the problem with other rows and settings of the same shape; graph, samples and all else stay."""
+    hyper = _hyper(settings, len(X), log_scale)
+    model = problem.model
+    if isinstance(model, SampleOffsets):
+        mixture = dataclasses.replace(model.mixture, **hyper)
+        model = _offsets(mixture, len(model.offset_variance))
+    else:
+        model = dataclasses.replace(model, **hyper)
+    x = where.shard(X).astype(np.dtype(jnp.result_type(float)))
+    square = np.einsum("bnd,bnd,bn->bd", x, x, where.mask.astype(x.dtype))
+    shards = {**problem.shards, "x": jax.device_put(x), "square": jax.device_put(square)}
+    return eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
+
+
+def with_offsets(model: Any, sample: np.ndarray | None) -> Any:
+    """Return the model with an offset for every sample; as it is where there are none.
+
+    The offsets' prior is as wide as that of the components' means: two samples without a common domain differ in their
+    means by what components differ by, and the prior must let the offsets undo that.
+    """
+    return model if sample is None else _offsets(model, int(sample.max()) + 1)
+
+
+def _offsets(mixture: Any, n_samples: int) -> SampleOffsets:
+    return SampleOffsets(mixture, jax.device_put(np.tile(np.asarray(mixture.prior_variance), (n_samples, 1))))
 
 
 def potts_model(

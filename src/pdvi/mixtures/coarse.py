@@ -22,6 +22,10 @@ class Coarse(NamedTuple):
         """Return the mean of the rows of every group."""
         return _mean(self.group, values)
 
+    def first(self, values: np.ndarray) -> np.ndarray:
+        """Return the value of the first row of every group: of what all rows of a group share."""
+        return np.asarray(values[np.unique(self.group, return_index=True)[1]])
+
 
 def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int) -> Coarse:
     """Return groups of ``size`` rows next to each other in space, each coupled to others as strongly as a row was."""

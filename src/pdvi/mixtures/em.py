@@ -11,17 +11,15 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from pdvi._base.types import Array, PyTree, Shard
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.reestimate import labels_of, reestimate
 from pdvi.run.fit import fit
-from pdvi.solvers.conjugate import add, best_globals
 
 
 class Fitted(NamedTuple):
@@ -84,7 +82,7 @@ def epochs_of(result: Result) -> float:
 def _little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
     """Whether a round brought too little to go on."""
     gain = before.objective - after.objective
-    changed = (np.asarray(before.local_params).argmax(-1) != np.asarray(after.local_params).argmax(-1)).sum()
+    changed = (np.asarray(labels_of(before.local_params)) != np.asarray(labels_of(after.local_params))).sum()
     steady = gain < recipe.steady_gain * n_rows and changed < recipe.steady_labels * n_rows
     return bool(gain < recipe.least_gain * n_rows or steady)
 
@@ -103,55 +101,6 @@ def annealed(
         results.append(joined(results[-1], result, f"temperature {now:.3g}") if results else result)
         start = result.point
     return results[-1]
-
-
-@eqx.filter_jit
-def reestimate(
-    problem: Problem, point: Point, *, noise: str | None, weights: bool, floor: float = RECIPE.floor
-) -> tuple[Problem, Point, Array]:
-    """Return the problem with the best hyper-parameters for a point, the point in its rows, and what whitened them."""
-    model, shards = problem.model, problem.shards
-    mean, variance = jnp.asarray(point.global_params["mean"]), jnp.exp(jnp.asarray(point.global_params["log_var"]))
-    local = jax.tree.map(jnp.asarray, point.local_params)
-    mass, total, _ = add(problem.map_shards(model.statistics, local))
-    step = jnp.eye(mean.shape[1])
-    if weights:
-        share = jnp.maximum(mass, floor * model.n_rows / len(mass))
-        model = dataclasses.replace(model, log_weights=jnp.log(share / share.sum()))
-    if noise == "diagonal":
-        square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
-        estimate = square / model.n_rows
-        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, floor * estimate.mean()))
-    if noise == "tied":
-        cross = total.T @ mean
-        scatter = _scatter(problem) - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
-        scatter = scatter / model.n_rows
-        ridge = floor * jnp.trace(scatter) / len(scatter)
-        step = jnp.linalg.inv(jnp.linalg.cholesky(scatter + ridge * jnp.eye(len(scatter))))
-        mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
-        prior_mean = step @ model.prior_mean
-        prior_variance = jnp.mean((mean - prior_mean) ** 2 + variance, axis=0)
-        model = dataclasses.replace(
-            model,
-            noise_variance=jnp.ones_like(model.noise_variance),
-            prior_mean=prior_mean,
-            prior_variance=jnp.maximum(prior_variance, floor * prior_variance.mean()),
-            log_scale=model.log_scale + jnp.log(jnp.diagonal(step)).sum(),
-        )
-        mask = shards["mask"][..., None] if "mask" in shards else 1.0
-        shards = {**shards, "x": x, "square": jnp.sum(mask * x**2, axis=1)}
-    problem = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
-    # a variance far below its best value has next to no curvature, and with it P2D-VI next to no penalty
-    best = problem.unravel(best_globals(problem, add(problem.map_shards(model.statistics, local))))
-    return problem, Point({"mean": mean, "log_var": best["log_var"]}, local), step
-
-
-def _scatter(problem: Problem) -> Array:
-    def one(local: PyTree, shard: Shard) -> Array:
-        x = shard["x"] * shard["mask"][:, None] if "mask" in shard else shard["x"]
-        return x.T @ x
-
-    return problem.map_shards(one, jnp.zeros((problem.n_shards, problem.shards["x"].shape[1]))).sum(0)
 
 
 def joined(earlier: Result, later: Result, event: str) -> Result:

@@ -17,13 +17,14 @@ from sklearn.utils import check_random_state
 
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
-from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at
+from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at, replaced
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.em import annealed, epochs_of, variational_em
-from pdvi.mixtures.program import fit_starts
+from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
 from pdvi.mixtures.restarts import best_of
+from pdvi.mixtures.samples import centred, means_by_sample
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of, whitened, whitening_of
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
@@ -40,22 +41,34 @@ class Domains(NamedTuple):
 def find_domains(
     rows: Rows, task: Task, spots: np.ndarray | None, weak_graph: Callable[[], sp.csr_array], *, force: bool = False
 ) -> Domains:
-    """Find domains on averages (``rows``), and refine them on single ``spots`` where these allow it.
+    """Find domains on averages (``rows``), and refine them on single ``spots`` where these allow it (see `refine`)."""
+    groups = find_on_groups(rows, task)  # of a large tissue; enough to see whether refinement makes sense
+    found = groups or fit_rows(rows, task)
+    if spots is not None:
+        start = Start(np.asarray(found.probabilities, np.float32), found.seconds)
+        better = refine(rows._replace(X=spots), task, start, weak_graph, force=force)
+        if better is not None:
+            return Domains(better, refined=True)
+    return Domains(fit_rows(rows, task, groups) if isinstance(found, Start) else found, refined=False)
+
+
+def refine(
+    spots: Rows, task: Task, start: Start, weak_graph: Callable[[], sp.csr_array], *, force: bool = False
+) -> Found | None:
+    """Refine domains on single ``spots``; None where these tell that it makes no sense.
 
     ``weak_graph`` makes the many edges that single spots need (``force``: refine whatever the checks say).
     """
-    groups = find_on_groups(rows, task)  # of a large tissue; enough to see whether refinement makes sense
-    found = groups or fit_rows(rows, task)
-    before = np.asarray(found.probabilities, np.float32)
-    if spots is not None and (force or are_normal_clouds(spots, before, task.recipe)):
-        graph = weak_graph()
-        weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
-        start = Start(before / before.sum(1, keepdims=True), found.seconds)
-        single = Rows(spots, graph.astype(np.float64), rows.coordinates)
-        better = find(single, weak, start=start, exchange=True)
-        if force or not are_torn(spots, better.probabilities, before, graph, task.recipe):
-            return Domains(better, refined=True)
-    return Domains(fit_rows(rows, task, groups) if isinstance(found, Start) else found, refined=False)
+    before = start.probabilities / start.probabilities.sum(1, keepdims=True)
+    X = centred(spots.X, spots.sample)
+    if not (force or are_normal_clouds(X, before, task.recipe)):
+        return None
+    graph = weak_graph()
+    weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
+    single = spots._replace(graph=graph.astype(np.float64))
+    better = find(single, weak, start=start._replace(probabilities=before), exchange=True)
+    torn = not force and are_torn(X, better.probabilities, before, graph, task.recipe)
+    return None if torn else better
 
 
 def find(rows: Rows, task: Task, *, start: Start | None = None, exchange: bool = False) -> Found:
@@ -74,7 +87,9 @@ def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchan
         return None
     coarse = coarsened(rows.X, rows.graph, rows.coordinates, task.recipe.group_size)
     known = None if start is None else start._replace(probabilities=coarse.mean(start.probabilities))
-    found = find(Rows(coarse.X, coarse.graph, coarse.coordinates), task, start=known, exchange=exchange)
+    sample = None if rows.sample is None else coarse.first(rows.sample)
+    smaller = Rows(coarse.X, coarse.graph, coarse.coordinates, sample)
+    found = find(smaller, task, start=known, exchange=exchange)
     return Start(found.probabilities.astype(rows.X.dtype)[coarse.group], found.seconds)
 
 
@@ -83,8 +98,7 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
     where = cut(rows, task)
-    offset = rows.X.mean(0)
-    X = rows.X - offset
+    offset, X = means_by_sample(rows.X, rows.sample), centred(rows.X, rows.sample)
     seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
     if known is None:
         starts = [empirical_bayes(X, task.n_components, seed=int(seed), recipe=recipe) for seed in seeds[1:]]
@@ -98,7 +112,7 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     tries = starts if task.reestimates else starts[:1]
     fits: Iterable[_Fit]
     if coupling is not None and is_one_program(rows, task, known):
-        fits = _fit_together(tries, X, where, coupling, task, seed=int(seeds[0]))
+        fits = _fit_together(tries, X, rows.sample, where, coupling, task, seed=int(seeds[0]))
     else:
         fits = [
             # other draws for every start: exploration forgets where it began
@@ -163,27 +177,56 @@ class _Fit(NamedTuple):
 
 
 def _fit_together(
-    starts: list[EmpiricalBayes], X: np.ndarray, where: Layout, coupling: Coupling, task: Task, *, seed: int
+    starts: list[EmpiricalBayes],
+    X: np.ndarray,
+    sample: np.ndarray | None,
+    where: Layout,
+    coupling: Coupling,
+    task: Task,
+    *,
+    seed: int,
 ) -> list[_Fit]:
     """Fit all starts in one compiled program."""
-    recipe = task.recipe
-    whitenings = [
-        whitening_of(X, settings, None, recipe) if task.covariance == "tied" else np.eye(X.shape[1])
-        for settings in starts
-    ]
-    problem = coupled_problem(X, starts[0], where, coupling)
-    if task.covariance == "tied":
-        starts = [whitened(settings, matrix, recipe) for settings, matrix in zip(starts, whitenings)]
-    fitted = fit_starts(
-        problem,
-        list(zip(starts, whitenings)),
-        noise=task.noise,
-        weights=task.learn_weights,
-        tol=task.tol,
-        recipe=recipe,
-        seed=seed,
-    )
+    whitenings: list[np.ndarray] = []
+    problems: list[Problem] = []
+    for settings in starts:
+        white, own, whitening = in_white_noise(X, settings, task)
+        log_scale = float(np.linalg.slogdet(whitening)[1])
+        problems.append(like(problems, white, own, where, coupling, log_scale, sample))
+        whitenings.append(whitening)
+    options: dict[str, Any] = {
+        "noise": task.noise,
+        "weights": task.learn_weights,
+        "tol": task.tol,
+        "recipe": task.recipe,
+    }
+    fitted = fit_together(problems, seed=seed, **options)
     return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
+
+
+def in_white_noise(
+    X: np.ndarray, settings: EmpiricalBayes, task: Task, labels: np.ndarray | None = None
+) -> tuple[np.ndarray, EmpiricalBayes, np.ndarray]:
+    """Return rows, settings and the matrix that whitened the noise; with diagonal noise all is as it was."""
+    if task.covariance != "tied":
+        return X, settings, np.eye(X.shape[1])
+    whitening = whitening_of(X, settings, labels, task.recipe)
+    return X @ whitening.T.astype(X.dtype), whitened(settings, whitening, task.recipe), whitening
+
+
+def like(
+    problems: list[Problem],
+    X: np.ndarray,
+    settings: EmpiricalBayes,
+    where: Layout,
+    coupling: Coupling,
+    log_scale: float,
+    sample: np.ndarray | None,
+) -> Problem:
+    """Return a coupled problem; graph, mask and samples are those of the first of ``problems``, if there is one."""
+    if problems:
+        return replaced(problems[0], X, settings, where, log_scale)
+    return coupled_problem(X, settings, where, coupling, log_scale=log_scale, sample=sample)
 
 
 def _fit_from(
@@ -199,15 +242,13 @@ def _fit_from(
     others: list[EmpiricalBayes],
 ) -> _Fit:
     """Whiten, warm up, fit and re-estimate from one start."""
-    recipe, solver, whitening = task.recipe, _solver(task, rows), np.eye(X.shape[1])
-    if task.covariance == "tied":
-        whitening = whitening_of(X, settings, None if known is None else known.argmax(1), recipe)
-        settings = whitened(settings, whitening, recipe)
+    recipe, solver = task.recipe, _solver(task, rows)
+    white, settings, whitening = in_white_noise(X, settings, task, None if known is None else known.argmax(1))
     log_scale = float(np.linalg.slogdet(whitening)[1])
     if coupling is None:
-        problem = gaussian_mixture_problem(X @ whitening.T, settings, where, log_scale=log_scale)
+        problem = gaussian_mixture_problem(white, settings, where, log_scale=log_scale)
     else:
-        problem = coupled_problem(X @ whitening.T, settings, where, coupling, log_scale=log_scale)
+        problem = coupled_problem(white, settings, where, coupling, log_scale=log_scale, sample=rows.sample)
     common = {"seed": seed, "batch_size": _batch_size(task, rows, len(where.rows))}
     start: Any = None if known is None else point_at(problem, where.shard(known))
     left = task.max_epochs

@@ -1,4 +1,4 @@
-"""A small tissue as one compiled program: every start fitted and re-estimated to its end, then the next.
+"""A small tissue as one compiled program: every start and view fitted and re-estimated to its end, then the next.
 
 It does what `variational_em` does with the solver `CAVI` on one shard, number for number: with one shard and nothing to
 agree on, coordinate ascent is what Algorithm 1 comes to. Between two rounds nothing leaves the program, so that a slide
@@ -7,7 +7,6 @@ takes a fraction of the time that its calls would take, and all slides of a buck
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any, NamedTuple
 
@@ -23,20 +22,13 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import State, named, settings_of
 from pdvi.executors.steps import step
-from pdvi.mixtures.em import Fitted, reestimate
+from pdvi.mixtures.em import Fitted
 from pdvi.mixtures.recipe import Recipe
-from pdvi.mixtures.start import EmpiricalBayes
+from pdvi.mixtures.reestimate import labels_of, reestimate, starting_point
 from pdvi.solvers.cavi import CAVI, CAVIServer
 
+OWN = ("x", "square", "domain", "type")  # arrays of a shard that differ between fits; all others are shared
 REESTIMATED = "hyper-parameters re-estimated"  # in the trace
-
-
-class Starts(NamedTuple):
-    """Hold several starts, stacked: the settings for whitened rows, and what whitens them."""
-
-    settings: EmpiricalBayes
-    whitening: Any
-    log_scale: Any
 
 
 class Course(NamedTuple):
@@ -50,7 +42,7 @@ class Course(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Hold a fit on its way: the problem's arrays, the point, the whitening so far, and where it is."""
+    """Hold a fit on its way: the problem's own arrays, the point, the whitening so far, and where it is."""
 
     arrays: Any
     state: State
@@ -60,35 +52,42 @@ class _Fit(NamedTuple):
     course: Course
 
 
-def fit_starts(
-    problem: Problem,
-    starts: list[tuple[EmpiricalBayes, np.ndarray]],
+def fit_together(
+    problems: list[Problem],
     *,
     noise: str | None,
     weights: bool,
     tol: float,
     recipe: Recipe,
     seed: int,
+    from_labels: bool = False,
 ) -> list[Fitted]:
-    """Fit the rows of ``problem`` (one shard, not whitened) from every start: settings for white rows, what whitens."""
+    """Fit problems of one shape, each of one shard, that differ in their rows, their labels and their models alone.
+
+    ``from_labels``: their hyper-parameters are re-estimated for the starting labels before the first epoch.
+    """
     began = time.perf_counter()
-    stacked = Starts(
-        EmpiricalBayes(*(np.stack(parts) for parts in zip(*(settings for settings, _ in starts)))),
-        np.stack([whitening for _, whitening in starts]),
-        np.array([np.linalg.slogdet(whitening)[1] for _, whitening in starts]),
-    )
-    stacked = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, jnp.result_type(float))), stacked)
-    fits: Any = jax.block_until_ready(
-        _fit_starts(problem, stacked, noise, weights, jax.device_put(np.float32(tol)), recipe)
-    )
+    parts = [_apart(problem) for problem in problems]
+    stacked = jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *(own for own, _ in parts))
+    limit = jax.device_put(np.float32(tol))
+    fits: Any = jax.block_until_ready(_fit_all(parts[0][1], stacked, noise, weights, limit, recipe, from_labels))
     seconds = time.perf_counter() - began
-    epochs = np.asarray(fits.course.epoch)[np.arange(len(starts)), np.asarray(fits.course.length) - 1]
+    epochs = np.asarray(fits.course.epoch)[np.arange(len(problems)), np.asarray(fits.course.length) - 1]
     fits = jax.tree.map(np.asarray, fits)
-    _, rest = eqx.partition(problem, eqx.is_array)
     shares = seconds * epochs / epochs.sum()
     return [
-        _fitted(eqx.combine(_one(fits.arrays, i), rest), _one(fits, i), shares[i], seed) for i in range(len(starts))
+        _fitted(eqx.combine(_one(fits.arrays, i), parts[0][1]), _one(fits, i), shares[i], seed)
+        for i in range(len(problems))
     ]
+
+
+def _apart(problem: Problem) -> tuple[Problem, Problem]:
+    """Return what fits have of their own (rows, labels, model), and what all of them share (graph, mask, structure)."""
+    arrays = eqx.filter(problem, eqx.is_array)
+    nothing = jax.tree.map(lambda _: False, arrays)
+    names = {name: name in OWN for name in problem.shards}
+    own = eqx.tree_at(lambda p: (p.model, p.shards), nothing, (jax.tree.map(lambda _: True, arrays.model), names))
+    return eqx.partition(problem, own)
 
 
 def _one(tree: Any, i: int) -> Any:
@@ -96,15 +95,30 @@ def _one(tree: Any, i: int) -> Any:
 
 
 @eqx.filter_jit
-def _fit_starts(problem: Problem, starts: Starts, noise: str | None, weights: bool, tol: Array, recipe: Recipe) -> _Fit:
-    return jax.lax.map(lambda start: _fit(problem, start, noise, weights, tol, recipe), starts)
+def _fit_all(
+    shared: Problem,
+    stacked: Problem,
+    noise: str | None,
+    weights: bool,
+    tol: Array,
+    recipe: Recipe,
+    from_labels: bool,
+) -> _Fit:
+    return jax.lax.map(lambda own: _fit(own, shared, noise, weights, tol, recipe, from_labels), stacked)
 
 
-def _fit(problem: Problem, start: Starts, noise: str | None, weights: bool, tol: Array, recipe: Recipe) -> _Fit:
+def _fit(
+    own: Problem, shared: Problem, noise: str | None, weights: bool, tol: Array, recipe: Recipe, from_labels: bool
+) -> _Fit:
     """Fit from one start: a few legs, then rounds of re-estimation."""
-    problem = _whitened(problem, start)
+    problem = eqx.combine(own, shared)
     lam, local = problem.init(jax.random.key(0))
-    arrays, rest = eqx.partition(problem, eqx.is_array)
+    whitening = jnp.eye(problem.shards["x"].shape[-1])
+    if from_labels:
+        point = starting_point(problem)
+        problem, point, whitening = reestimate(problem, point, noise=noise, weights=weights, floor=recipe.floor)
+        own, lam, local = _apart(problem)[0], problem.ravel(point.global_params), point.local_params
+    rest = shared
     longest = 1 + recipe.first_logs + 2 * recipe.rounds
     course = Course(
         jnp.zeros(longest),
@@ -114,7 +128,7 @@ def _fit(problem: Problem, start: Starts, noise: str | None, weights: bool, tol:
         jnp.asarray(0),
     )
     state = State(CAVIServer(lam), local, ())
-    fit = _Fit(arrays, state, jnp.eye(start.whitening.shape[-1]), jnp.asarray(0), jnp.asarray(False), course)
+    fit = _Fit(own, state, whitening, jnp.asarray(0), jnp.asarray(False), course)
     fit = _logged(rest, fit, 0, False)
     leg = recipe.first_epochs // recipe.first_logs
 
@@ -125,12 +139,12 @@ def _fit(problem: Problem, start: Starts, noise: str | None, weights: bool, tol:
     fit = jax.lax.while_loop(lambda fit: ~fit.done & (fit.course.length <= recipe.first_logs), first, fit)
 
     def next_round(fit: _Fit) -> _Fit:
-        before, labels = _last(fit.course), fit.state.local.argmax(-1)
+        before, labels = _last(fit.course), labels_of(fit.state.local)
         problem = eqx.combine(fit.arrays, rest)
         point = Point(problem.unravel(fit.state.lam), fit.state.local)
         problem, point, matrix = reestimate(problem, point, noise=noise, weights=weights, floor=recipe.floor)
         fit = fit._replace(
-            arrays=eqx.partition(problem, eqx.is_array)[0],
+            arrays=_apart(problem)[0],
             state=State(CAVIServer(problem.ravel(point.global_params)), point.local_params, ()),
             whitening=matrix @ fit.whitening,
             rounds=fit.rounds + 1,
@@ -138,27 +152,12 @@ def _fit(problem: Problem, start: Starts, noise: str | None, weights: bool, tol:
         fit = _logged(rest, fit, 0, True)
         fit = _logged(rest, _swept(rest, fit, recipe.round_epochs), recipe.round_epochs, False)
         gain, rows = before - _last(fit.course), problem.model.n_rows
-        changed = (labels != fit.state.local.argmax(-1)).sum()
+        changed = (labels != labels_of(fit.state.local)).sum()
         steady = (gain < recipe.steady_gain * rows) & (changed < recipe.steady_labels * rows)
         return fit._replace(done=(gain < recipe.least_gain * rows) | steady)
 
     fit = fit._replace(done=jnp.asarray(False))
     return jax.lax.while_loop(lambda fit: ~fit.done & (fit.rounds < recipe.rounds), next_round, fit)
-
-
-def _whitened(problem: Problem, start: Starts) -> Problem:
-    x = problem.shards["x"] @ start.whitening.T
-    square = jnp.sum(problem.shards["mask"][..., None] * x**2, axis=1)
-    means, prior_mean, prior_variance, noise_variance = start.settings
-    model = dataclasses.replace(
-        problem.model,
-        start=means,
-        prior_mean=prior_mean,
-        prior_variance=prior_variance,
-        noise_variance=noise_variance,
-        log_scale=start.log_scale,
-    )
-    return eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, {**problem.shards, "x": x, "square": square}))
 
 
 # compiled functions of their own, since they stand in several places: traced once

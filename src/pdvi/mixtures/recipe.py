@@ -78,13 +78,30 @@ class Recipe:
     # which lets their labels look better than they are by 0.01.
     surprise_slack: float = 0.1
 
+    # Views of a tissue, see `pdvi.mixtures.views`.
+    view_components: int = 8  # components that a view of few domains has at least; a choice
+    view_types: int = 20  # cell types in a view of types; 12 to 30 gave much the same on the slides
+    view_starts: int = 2  # of each view of averages; then each also starts from what the others found,
+    view_same: float = 0.95  # unless that is the same by so much (ARI)
+    views_rows: int = 240_000  # rows times views: all eight up to 30,000 rows, six of 40,000; a choice
+
+    # Another slide labelled by a fitted one.
+    annotate_far: float = 3.0  # times as far from the domains as the fitted spots: a warning; and
+    annotate_explained: float = 0.5  # if they explain less than this share of what they explained there; choices
+
     # How many domains.
     held_out_neighbors: int = 15  # averaged within a half: about the disc that 30 of all spots lie in
     stability_slack: float = 0.02  # agreement between seeds that counts as equal; a choice
 
-    def starts(self, n_rows: int) -> int:
-        """Return the number of starts for so many rows."""
-        return max(1, min(self.most_starts, self.starts_rows // n_rows))
+    def starts(self, n_rows: int, n_views: int = 1) -> int:
+        """Return the number of starts for so many rows: fewer of each of several views."""
+        most = self.most_starts if n_views == 1 else self.view_starts
+        return max(1, min(most, self.starts_rows // n_rows))
+
+    def views(self, n_rows: int) -> int:
+        """Return the number of views for so many rows (of which a large tissue has fewer, in groups)."""
+        n_rows = n_rows if n_rows <= self.group_above else n_rows // self.group_size
+        return max(1, self.views_rows // n_rows)
 
     def patches(self, n_rows: int) -> int:
         """Return the number of patches that so many rows of a tissue are cut into."""

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi._base.types import Array
+from pdvi._base.types import Array, Globals
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.mixtures.build import point_at
@@ -41,7 +41,7 @@ def reseeded(
     promises more than they are worth. Other ``settings`` are those of `fit`.
     """
     left = max_epochs
-    for _ in range(recipe.exchange_trials if exchange else len(problem.model.log_weights)):
+    for _ in range(recipe.exchange_trials if exchange else np.shape(result.local_params)[-1]):
         epochs = min(recipe.reseed_epochs, left)
         if epochs < 1:
             break
@@ -93,10 +93,9 @@ def _splits(problem: Problem, result: Result, used: np.ndarray, recipe: Recipe) 
     """What a split of each component promises, the component, and the rows to take from it; the best first."""
     phi = np.asarray(result.local_params).reshape(-1, result.local_params.shape[-1])
     labels, taken = phi.argmax(1), phi.sum(1) > 0.5
-    mean = jnp.asarray(result.global_params["mean"])
-    residuals = np.asarray(_residuals(problem, jnp.asarray(result.local_params), mean, recipe.smoothings)).reshape(
-        len(phi), -1
-    )
+    globals_ = {name: jnp.asarray(value) for name, value in result.global_params.items()}
+    smooth = _residuals(problem, jnp.asarray(result.local_params), globals_, recipe.smoothings)
+    residuals = np.asarray(smooth).reshape(len(phi), -1)
     members = ((int(k), np.flatnonzero(taken & (labels == k))) for k in used)
     found = [(*_two(residuals[rows]), k, rows) for k, rows in members if len(rows) >= recipe.least_split_rows]
     return sorted(((gain, k, rows[side]) for gain, side, k, rows in found), key=lambda split: -split[0])
@@ -116,10 +115,12 @@ def _two(residuals: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 @eqx.filter_jit
-def _residuals(problem: Problem, local: Array, mean: Array, smoothings: int) -> Array:
+def _residuals(problem: Problem, local: Array, globals_: Globals, smoothings: int) -> Array:
     """Rows minus their expected means, in units of the noise, smoothed within components along the graph."""
     x = problem.shards["x"]
-    residuals = (x - local @ mean) / jnp.sqrt(problem.model.noise_variance)
+    if "sample" in problem.shards:
+        x = x - globals_["offset"][problem.shards["sample"]]
+    residuals = (x - local @ globals_["mean"]) / jnp.sqrt(problem.model.noise_variance)
     if "mask" in problem.shards:
         residuals *= problem.shards["mask"][..., None]
     if "table" in problem.shards:

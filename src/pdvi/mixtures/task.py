@@ -19,11 +19,12 @@ COVARIANCES = ("diagonal", "tied")
 
 
 class Rows(NamedTuple):
-    """Hold what is fitted: rows; a checked graph (None: a plain mixture); coordinates, if rows have places."""
+    """Hold what is fitted: rows; a checked graph (None: a plain mixture); places and samples, if rows have any."""
 
     X: np.ndarray
     graph: sp.csr_array | None = None
     coordinates: np.ndarray | None = None
+    sample: np.ndarray | None = None  # whole numbers from 0; only with a graph
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ class Start(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Hold a fit: the result for the rows minus ``offset`` times ``whitening``, and every row's probabilities."""
+    """Hold a fit: the result for the rows minus ``offset`` times ``whitening``, and every row's probabilities.
+
+    With samples ``offset`` has a row for each.
+    """
 
     result: Result
     model: GaussianMixtureModel

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,18 +11,14 @@ from scipy.spatial import cKDTree
 
 from pdvi._base.checks import positive, whole
 from pdvi.core.problem import Problem
-from pdvi.core.result import Point, Result, Status
-from pdvi.mixtures.build import BuiltShard, coupled, in_memory, mixture_shards
+from pdvi.mixtures.build import BuiltShard, Coupling, coupled, in_memory, mixture_shards, with_offsets
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.em import Fitted, joined, reestimate
+from pdvi.mixtures.em import Fitted, variational_em
 from pdvi.mixtures.recipe import RECIPE
+from pdvi.mixtures.reestimate import reestimate, starting_point
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
 from pdvi.models import TwoLevelMixtureModel
-from pdvi.run.fit import fit
 from pdvi.shards.partition import Layout
-from pdvi.solvers.conjugate import add, best_globals
-
-FIRST = 10  # epochs before the first re-estimation: from labels there is nothing to explore
 
 
 class TwoLevelStart(NamedTuple):
@@ -71,10 +65,24 @@ def two_level_problem(
     The noise is diagonal and fixed, the domains' shares are equal; `two_level_em` re-estimates both. The prior of
     every composition is Dirichlet with ``concentration`` for each type. Exact across shards with ``halo``.
     """
-    positive("concentration", concentration)
-    n_types = len(start.types.means)
     graph = check_graph(graph, len(X))
     coupling = coupled(graph, where, beta=beta, halo=halo, temperature=temperature, damping=damping)
+    return coupled_two_level(X, start, where, coupling, concentration=concentration, log_scale=log_scale)
+
+
+def coupled_two_level(
+    X: np.ndarray,
+    start: TwoLevelStart,
+    where: Layout,
+    coupling: Coupling,
+    *,
+    concentration: float = 1.0,
+    log_scale: float = 0.0,
+    sample: np.ndarray | None = None,
+) -> Problem:
+    """Return the two-level mixture with a coupling that is known already; ``sample`` adds offsets."""
+    positive("concentration", concentration)
+    n_types = len(start.types.means)
     pairs = np.bincount(start.domain * n_types + start.type, minlength=start.n_domains * n_types)
     values = {
         "start": start.types.means,
@@ -86,99 +94,32 @@ def two_level_problem(
         "log_share": np.full(start.n_domains, -np.log(start.n_domains)),
         "n_rows": len(X),
         "log_scale": log_scale,
-        "temperature": temperature,
+        "temperature": coupling.temperature,
         "damping": coupling.damping,
     }
-    model = TwoLevelMixtureModel(**{name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()})
+    dtype = np.dtype(jnp.result_type(float))
+    fields = {name: jax.device_put(np.asarray(value, dtype)) for name, value in values.items()}
+    model = with_offsets(TwoLevelMixtureModel(**fields), sample)
     labels = {"domain": where.shard(start.domain).astype(np.int32), "type": where.shard(start.type).astype(np.int32)}
     shards = (
         BuiltShard({**arrays, **{name: values[b] for name, values in labels.items()}}, halo_rows)
-        for b, (arrays, halo_rows) in enumerate(mixture_shards(X, where, coupling))
+        for b, (arrays, halo_rows) in enumerate(mixture_shards(X, where, coupling, sample))
     )
     return in_memory(model, shards, where)
 
 
 def two_level_em(
-    problem: Problem,
-    solver: Any,
-    *,
-    noise: str | None = "tied",
-    shares: bool = False,
-    first: int = FIRST,
-    rounds: int = RECIPE.rounds,
-    epochs: int = RECIPE.round_epochs,
-    seed: int = 0,
-    **settings: Any,
+    problem: Problem, solver: Any, *, noise: str | None = "tied", shares: bool = False, seed: int = 0, **settings: Any
 ) -> Fitted:
-    """Fit, re-estimate noise and shares, go on; until a round brings too little to be worth another.
+    """Fit from the starting labels, re-estimating noise and shares before the first epoch and then as for any mixture.
 
-    Parameters
-    ----------
-    noise
-        "diagonal", "tied" (one full covariance, applied by whitening the rows) or None for fixed noise; it is
-        estimated from the starting labels, too, before the first epoch.
-    shares
-        whether the domains' shares follow their sizes. Each such step lowers F, which lacks log Z and so is lowest
-        where all rows share one domain: with weak evidence and strong coupling that is where the rounds lead.
+    ``shares``: whether the domains' shares follow their sizes. Each such step lowers F, which lacks log Z and so is
+    lowest where all rows share one domain: with weak evidence and strong coupling that is where the rounds lead.
     """
-    point = starting_point(problem, seed=seed)
-    problem, point, whitening = two_level_reestimate(problem, point, noise=noise, shares=shares)
-    result = fit(problem, solver, start=point, seed=seed, **{**settings, "max_epochs": first, "log_every": first})
-    settings = {**settings, "max_epochs": epochs, "log_every": epochs, "seed": seed}
-    for _ in range(rounds if noise or shares else 0):
-        problem, point, step = two_level_reestimate(problem, result.point, noise=noise, shares=shares)
-        whitening = step @ whitening
-        before = result
-        result = joined(result, fit(problem, solver, start=point, **settings), "hyper-parameters re-estimated")
-        if _little(before, result, float(problem.model.n_rows)):
-            result = dataclasses.replace(result, status=Status.CONVERGED)
-            break
-    return Fitted(problem, result, whitening)
-
-
-@eqx.filter_jit
-def starting_point(problem: Problem, *, seed: int = 0) -> Point:
-    """Return the starting labels with the globals that are best for them."""
-    local = problem.init(jax.random.key(seed))[1]
-    found = best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
-    return Point(problem.unravel(found), local)
-
-
-def two_level_reestimate(
-    problem: Problem, point: Point, *, noise: str | None, shares: bool
-) -> tuple[Problem, Point, np.ndarray]:
-    """Return the problem with the best hyper-parameters for a point, the point in it, and how rows were whitened."""
-    model = problem.model
-    globals_, local = dict(point.global_params), point.local_params
-    step = np.eye(problem.shards["x"].shape[-1])
-    if noise is not None:  # the lower level is a Gaussian mixture, and its noise that of one
-        lower = Problem(model.types, problem.shards)
-        lower_point = Point({name: globals_[name] for name in ("mean", "log_var")}, local["type"])
-        lower, lower_point, found = reestimate(lower, lower_point, noise=noise, weights=False)
-        fields = ("prior_mean", "prior_variance", "noise_variance", "log_scale")
-        model = dataclasses.replace(model, **{name: getattr(lower.model, name) for name in fields})
-        problem = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, lower.shards))
-        globals_ |= lower_point.global_params
-        step = np.asarray(found, float)
-    if shares:
-        problem = eqx.tree_at(lambda p: p.model.log_share, problem, _log_shares(problem, local))
-    return problem, Point(globals_, local), step
-
-
-@eqx.filter_jit
-def _log_shares(problem: Problem, local: Any) -> jax.Array:
-    local = jax.tree.map(jnp.asarray, local)
-    mass = add(problem.map_shards(problem.model.statistics, local)).counts.sum(1)
-    mass = jnp.maximum(mass, 1e-6 * problem.model.n_rows / len(mass))
-    return jnp.log(mass / mass.sum())
-
-
-def _little(before: Result, after: Result, n_rows: float) -> bool:
-    """Whether a round brought too little to go on."""
-    gain = before.objective - after.objective
-    labels = [np.asarray(result.local_params["domain"]).argmax(-1) for result in (before, after)]
-    steady = (labels[0] != labels[1]).sum() < RECIPE.steady_labels * n_rows
-    return bool(gain < RECIPE.least_gain * n_rows or (gain < RECIPE.steady_gain * n_rows and steady))
+    problem, point, whitening = reestimate(problem, starting_point(problem, seed=seed), noise=noise, weights=shares)
+    settings = {"max_epochs": RECIPE.max_epochs, **settings}
+    fitted = variational_em(problem, solver, noise=noise, weights=shares, start=point, seed=seed, **settings)
+    return fitted._replace(whitening=fitted.whitening @ np.asarray(whitening, float))
 
 
 def _nearest_mean(X: np.ndarray, means: np.ndarray) -> np.ndarray:

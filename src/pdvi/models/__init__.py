@@ -4,6 +4,7 @@ from pdvi.core.problem import Problem
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
 from pdvi.models.potts_mixture import PottsMixtureModel
 from pdvi.models.quadratic import Quadratic
+from pdvi.models.sample_offsets import SampleOffsets
 from pdvi.models.smooth import Quartic, TanhRegression
 from pdvi.models.two_level_mixture import TwoLevelMixtureModel
 
@@ -13,6 +14,7 @@ __all__ = [
     "Problem",
     "Quadratic",
     "Quartic",
+    "SampleOffsets",
     "TanhRegression",
     "TwoLevelMixtureModel",
 ]

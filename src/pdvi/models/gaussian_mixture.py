@@ -75,6 +75,10 @@ class GaussianMixtureModel(eqx.Module):
         phi = local[: len(shard["x"])]
         return MixtureStatistics(phi.sum(0), phi.T @ shard["x"], shard["fraction"])
 
+    def components(self, local: Array, shard: Shard) -> Array:
+        """Return the probabilities of the components that rows are normal around."""
+        return local[: len(shard["x"])]
+
     def global_step(self, statistics: MixtureStatistics, augmentation: Augmentation) -> Globals:
         """Return the means in closed form; the log-variances by the Wright omega function."""
         mass, total, w = statistics.mass[:, None], statistics.total, statistics.fraction

@@ -128,6 +128,10 @@ class TwoLevelMixtureModel(eqx.Module):
         phi, psi = _own(local, shard)
         return TwoLevelStatistics(phi.T @ psi, psi.T @ shard["x"], shard["fraction"])
 
+    def components(self, local: Locals, shard: Shard) -> Array:
+        """Return the probabilities of the types, which rows are normal around."""
+        return _own(local, shard)[1]
+
     def global_step(self, statistics: TwoLevelStatistics, augmentation: Augmentation) -> Globals:
         """Return the best means and compositions: they do not touch each other given the statistics."""
         counts, total, w = statistics

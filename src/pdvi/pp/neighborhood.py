@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ def neighborhood(
     key_added: str = NEIGHBORHOOD,
     copy: bool = False,
 ) -> AnnData | None:
-    """Write the mean of each spot and its nearest neighbours to ``obsm[key_added]``.
+    """Write the mean of each spot and its nearest neighbours to ``obsm[key_added]``, and how to ``uns[key_added]``.
 
     Parameters
     ----------
@@ -69,7 +70,32 @@ def neighborhood(
     if slope is not None:
         parts.append(gradient * slope)
     adata.obsm[key_added] = np.hstack(parts).astype(np.float32)
+    adata.uns[key_added] = {
+        "params": {
+            "n_neighbors": int(n_neighbors),
+            "n_components": int(n_components),
+            "own": float(own),
+            "gradient": float(gradient),
+            "use_rep": use_rep,
+            "sample_key": sample_key or "",
+            "spatial_key": spatial_key,
+        }
+    }
     return adata if copy else None
+
+
+def averages(
+    features: np.ndarray, coordinates: np.ndarray, samples: np.ndarray, counts: Iterable[int]
+) -> dict[int, np.ndarray]:
+    """Return the means over each of ``counts`` nearest neighbours and the spot itself; neighbours are found once."""
+    counts = sorted(set(counts))
+    found = {count: np.empty_like(features) for count in counts}
+    for sample in np.unique(samples):
+        rows = np.flatnonzero(samples == sample)
+        index = _nearest(coordinates[rows], counts[-1])
+        for count in counts:
+            found[count][rows] = _averaging(index[:, : count + 1]) @ features[rows]
+    return found
 
 
 def _nearest(coordinates: np.ndarray, k: int) -> np.ndarray:
@@ -80,7 +106,7 @@ def _nearest(coordinates: np.ndarray, k: int) -> np.ndarray:
 def _averaging(index: np.ndarray) -> sp.csr_array:
     n, k = index.shape
     values = np.full(n * k, 1 / k, np.float32)
-    return sp.csr_array((values, index.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    return sp.csr_array((values, np.ascontiguousarray(index).ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
 
 
 def _gradient(coordinates: np.ndarray, values: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def prepare(
     seed: int = 0,
     copy: bool = False,
 ) -> AnnData | None:
-    """Write principal components to ``obsm[key_added]``; nothing else in ``adata`` changes.
+    """Write principal components to ``obsm[key_added]``, and how they were made to ``uns[key_added]``.
 
     Counts: the ``n_genes`` most variable genes (seurat_v3 on counts; all genes of a smaller panel), every spot scaled
     to the median total, log1p, every gene divided by its standard deviation without centring, clipped,
@@ -60,4 +60,13 @@ def prepare(
 
         components = PCA(most, svd_solver="arpack", random_state=seed).fit_transform(X)
     adata.obsm[key_added] = np.asarray(components, np.float32)
+    adata.uns[key_added] = {
+        "params": {
+            "layer": layer or "",
+            "n_genes": int(n_genes),
+            "n_components": int(n_components),
+            "clip": float(clip),
+            "seed": int(seed),
+        }
+    }
     return adata if copy else None

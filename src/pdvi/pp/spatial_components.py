@@ -9,7 +9,8 @@ import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator, eigsh
 from scipy.spatial import cKDTree
 
-from pdvi._anndata.checks import SPATIAL, coordinates_of, is_sparse, samples_of
+from pdvi._anndata.checks import coordinates_of, features_of, is_sparse, samples_of
+from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi.pp.normalise import log_expression
 
@@ -25,9 +26,10 @@ def spatial_components(
     n_neighbors: int = 6,
     n_genes: int = 2_000,
     layer: str | None = None,
+    use_rep: str | None = None,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
-    key_added: str = "X_spatial",
+    key_added: str = SPATIAL_COMPONENTS,
     clip: float = 10.0,
     normalize: bool | None = None,
     seed: int = 0,
@@ -49,6 +51,9 @@ def spatial_components(
         how many genes are selected, by their variance within samples; all of a smaller panel.
     layer
         where the counts are; by default X.
+    use_rep
+        components in obsm (principal ones, say, or ones that another tool has integrated) to take directions of,
+        instead of expression. ``uns[key_added]`` then has no genes.
     sample_key
         a column of obs that tells samples apart: no neighbours in other samples, and no differences between samples.
     clip
@@ -61,11 +66,18 @@ def spatial_components(
     whole("n_genes", n_genes, least=2)
     positive("clip", clip)
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
-    X = expression.X
-    scale = _scale(X, samples, clip)
+    made: dict[str, Any] = {}
+    if use_rep is None:
+        expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
+        X = expression.X
+        made["scale"] = _scale(X, samples, clip)
+        made["genes"] = adata.var_names.to_numpy()[expression.genes].astype(str)
+        made["target"] = np.nan if expression.target is None else expression.target
+        normalize = expression.normalized
+    else:
+        X = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
     agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
-    values, loadings = leading_eigenvectors(agreement, n_components, seed)
+    values, loadings = leading_eigenvectors(agreement, min(n_components, X.shape[1]), seed)
     adata.obsm[key_added] = agreement.project(loadings)
     adata.uns[key_added] = {
         "params": {
@@ -73,15 +85,14 @@ def spatial_components(
             "n_neighbors": int(n_neighbors),
             "n_genes": int(n_genes),
             "layer": layer or "",
+            "use_rep": use_rep or "",
             "sample_key": sample_key or "",
             "spatial_key": spatial_key,
             "clip": float(clip),
-            "normalize": expression.normalized,
+            "normalize": bool(normalize),
             "seed": int(seed),
         },
-        "genes": adata.var_names.to_numpy()[expression.genes].astype(str),
-        "target": np.nan if expression.target is None else expression.target,
-        "scale": scale,
+        **made,
         "mean": agreement.mean,
         "loadings": loadings.astype(np.float32),
         "values": values,

@@ -11,11 +11,11 @@ import pandas as pd
 
 from pdvi import metrics
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of
-from pdvi._anndata.keys import SPATIAL, WEIGHTS
+from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
 from pdvi._base.checks import whole
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.tl.held_out import Halves
+from pdvi.tl.held_out import Halves, components_of
 from pdvi.tl.missing import make_missing
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def choose_n_domains(
     Writes a table to ``uns[key_added]`` (`pl.n_domains` draws it), which has for each candidate ``stability``, the mean
     adjusted Rand index between seeds; ``elbo``, the best of the seeds; and ``held_out``, the mean log density of one
     half of the spots under a fit to the other, each half averaged over its own spots so that none tells of the other.
-    Returns the recommended number: the candidate with the highest held-out score. Without principal components in
-    ``obsm["X_pca"]`` there is nothing to average anew: then the largest whose stability is within 0.02 of the highest.
+    Returns the recommended number: the candidate with the highest held-out score. Without components in ``obsm``
+    ("X_pca" or "X_spatial") there is nothing to average anew: then the largest whose stability is within 0.02 of the
+    highest.
     """
     check_adata(adata)
     candidates = sorted({int(k) for k in candidates})
@@ -48,11 +49,12 @@ def choose_n_domains(
         msg = f"`candidates` must be numbers between 2 and half the number of spots ({most}), got {candidates}."
         raise ValueError(msg)
     whole("n_seeds", n_seeds, least=2)  # to compare
-    make_missing(adata, sample_key=sample_key, spatial_key=spatial_key)
+    have = NEIGHBORHOOD if NEIGHBORHOOD in adata.obsm else None
+    make_missing(adata, use_rep=have, sample_key=sample_key, spatial_key=spatial_key)
     features = features_of(adata, "X_neighborhood", "pdvi.pp.neighborhood(adata)")
     graph, coordinates = adata.obsp[WEIGHTS], coordinates_of(adata, spatial_key)[:, :2]
     halves = None
-    if "X_pca" in adata.obsm:
+    if components_of(adata) is not None:
         halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
     rows = []
     for k in candidates:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import scipy.sparse as sp
 
 from pdvi import graphs
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of
-from pdvi._anndata.keys import SPATIAL, WEIGHTS
+from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi._base.checks import whole
 from pdvi._base.stopwatch import Stopwatch
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
+from pdvi.mixtures.pipeline import refine as refine_spots
 from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.task import Found, Rows, Task
-from pdvi.pl import palette
-from pdvi.tl.missing import make_missing
+from pdvi.mixtures.task import Found, Rows, Start, Task
+from pdvi.mixtures.views import VIEWS, Tissue, see
+from pdvi.pp.neighborhood import averages
+from pdvi.tl.missing import is_users_own, make_missing
+from pdvi.tl.outcome import Outcome, kept_model, of_one, of_views, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -28,6 +31,7 @@ def domains(
     adata: AnnData,
     n_domains: int,
     *,
+    views: int | None = None,
     beta: float = 1.0,
     covariance: str = "tied",
     n_init: int | None = None,
@@ -43,34 +47,43 @@ def domains(
     recipe: Recipe = RECIPE,
     copy: bool = False,
 ) -> AnnData | None:
-    """Find spatial domains with a Potts mixture on a neighbourhood graph.
+    """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
 
-    Writes ``obs[key]`` (categorical, "1" is the largest), ``obsm[key_probability]``, ``obs[key_entropy]`` (0: certain,
-    1: all domains equally likely), ``uns[key]`` (with the ``seconds`` spent on what was ``missing`` and on the ``fit``:
-    set-up, all starts, all rounds, evaluation) and ``uns[key_colors]``. What is missing (principal components,
-    averaged neighbourhoods, the graph) is made with the defaults, and said once. docs/how-domains-decides.md tells what
-    happens in which order, and why.
+    Writes ``obs[key]`` (categorical, "1" is the largest), ``obs[key_certainty]`` (the share of views that give the spot
+    its label), ``obsm[key_probability]`` (the average of the matched views), ``obsm[key_posterior]`` (that of the one
+    mixture that agrees most with all views), ``obs[key_entropy]`` of the probabilities (0: certain, 1: all domains
+    equally likely), ``uns[key]`` (with the ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and
+    on the ``fit``: set-up, all starts, all rounds, evaluation) and ``uns[key_colors]``. What is missing (spatial
+    components, averaged neighbourhoods, the graph) is made with the defaults, and said once.
+    docs/how-domains-decides.md tells what happens in which order, and why.
 
     Parameters
     ----------
     n_domains
         how many; `choose_n_domains` helps.
+    views
+        how many views (`pdvi.mixtures.VIEWS`) are fitted; by default all eight up to 30,000 spots, fewer above. 1 is
+        the plain single fit: the certainty is then that mixture's own, which is far too sure of itself.
     beta
         strength of the coupling between neighbours.
     covariance
         of the noise: "tied" (one full covariance, re-estimated) or "diagonal".
     n_init
-        k-means starts, of which the best fit is kept; by default 6, fewer from 20,000 spots on, 1 from 60,000.
+        k-means starts of a view, of which the best fit is kept; by default 3, of a single view 6, and fewer of both
+        where there are more than 20,000 spots.
     refine
-        whether labels found on averaged neighbourhoods are refined on "X_pca", spot by spot. By default the data
-        decides: yes if the spots of a domain are one normal cloud there (borders get sharper), no if they are not,
-        as when a domain has several cell types (it would be torn into them). ``uns[key]["refined"]`` tells.
+        whether labels are refined on single spots' components. By default the data decides: yes if the spots of a
+        domain are one normal cloud there (borders get sharper), no if they are not, as when a domain has several cell
+        types (it would be torn into them). ``uns[key]["refined"]`` tells.
     use_rep
-        features in obsm; by default "X_neighborhood", made from "X_pca" if need be.
+        features in obsm that are fitted as they are, in a single view. By default the views average "X_spatial", which
+        is made if need be (from "X_pca", where there are such components). Averages in "X_neighborhood" that were not
+        made with the defaults are taken as they are, too.
     graph_key
         symmetric edge weights in obsp; squidpy's "spatial_connectivities" will do.
     sample_key
-        a column of obs that tells samples apart: no edges between samples, domains shared by all.
+        a column of obs that tells samples apart: no edges between samples, domains shared by all, and for every sample
+        an offset of its features, which is learned with them.
     spatial_key
         coordinates in obsm.
     n_patches, solver
@@ -86,13 +99,15 @@ def domains(
     whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
     watch = Stopwatch()
     adata = adata.copy() if copy else adata
-    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    given = use_rep or (NEIGHBORHOOD if is_users_own(adata) else None)
+    n_views = _number_of_views(views, given, adata.n_obs, recipe)
     task = Task(
         int(n_domains),
         beta=beta,
         covariance=covariance,
         learn_weights=True,  # domains differ in size
-        n_init=recipe.starts(adata.n_obs) if n_init is None else n_init,
+        n_init=recipe.starts(adata.n_obs, n_views) if n_init is None else n_init,
         n_patches=n_patches,
         max_epochs=recipe.max_epochs,
         tol=recipe.tol,
@@ -100,41 +115,78 @@ def domains(
         random_state=seed,
         recipe=recipe,
     ).checked(adata.n_obs)
-    make_missing(adata, use_rep=use_rep, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+    make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
     watch.lap("missing")
-    features = features_of(adata, use_rep or "X_neighborhood", "pdvi.pp.neighborhood(adata)")
     graph = check_graph(sp.csr_array(adata.obsp[graph_key], dtype=np.float64), adata.n_obs)
-    wanted = refine or (refine is None and use_rep is None and "X_pca" in adata.obsm)
-    found, refined = find_domains(
-        Rows(features, graph, _apart(coordinates, samples)),
-        task,
-        features_of(adata, "X_pca", "pdvi.pp.prepare(adata)") if wanted else None,
-        lambda: _weak_graph(_apart(coordinates, samples), samples, recipe.refine_neighbors),
-        force=bool(refine),
-    )
+    places, sample = _apart(coordinates, samples), samples if samples.any() else None
+    weak_graph = partial(_weak_graph, places, samples, recipe.refine_neighbors)
+    if given is not None:
+        features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
+        spots = None
+        if refine or (refine is None and use_rep is None and COMPONENTS in adata.obsm):
+            spots = features_of(adata, COMPONENTS, "pdvi.pp.prepare(adata)")
+        single = find_domains(Rows(features, graph, places, sample), task, spots, weak_graph, force=bool(refine))
+        outcome = of_one(single, task)
+    else:
+        components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
+        counts = {view.n_neighbors for view in VIEWS[:n_views] if view.kind == "averages"}
+        tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
+        outcome = _looked_at(tissue, n_views, task, refine, weak_graph)
+        of_averages = [view for view in VIEWS[:n_views] if view.kind == "averages"]
+        sizes = {view: view.components(task.n_components, components.shape[1], recipe) for view in of_averages}
+        outcome = outcome._replace(model=kept_model(tissue, outcome, sizes, recipe))
     watch.lap("fit")
-    found.warn_unless_converged("tl.domains", task)
     params = {
         "n_domains": int(n_domains),
+        "views": n_views,
         "beta": float(beta),
         "covariance": covariance,
         "n_init": int(task.n_init),
-        "use_rep": use_rep or "X_neighborhood",
+        "use_rep": given or SPATIAL_COMPONENTS,
         "graph_key": graph_key,
         "sample_key": sample_key or "",
         "spatial_key": spatial_key,
         "seed": int(seed),
         "recipe": recipe.as_params(),
     }
-    _write(adata, key_added, found, params, refined)
+    write(adata, key_added, outcome, params)
     adata.uns[key_added] |= {"seconds": watch.laps, "fit_seconds": watch.laps["fit"]}
     return adata if copy else None
+
+
+def _number_of_views(views: int | None, given: str | None, n_rows: int, recipe: Recipe) -> int:
+    """Return how many views there are: one of features that are given."""
+    if views is not None:
+        whole("views", views, least=1, most=len(VIEWS), of="the number of views there are")
+    if given is None:
+        return min(len(VIEWS), recipe.views(n_rows)) if views is None else int(views)
+    if views is not None and views > 1:
+        msg = f"`views` must be 1 for features that are fitted as they are (obsm[{given!r}]), got {views!r}."
+        raise ValueError(msg)
+    return 1
+
+
+def _looked_at(tissue: Tissue, n_views: int, task: Task, refine: bool | None, weak_graph: Any) -> Outcome:
+    """Return what one or several views of a tissue found, refined on its single spots if that is wanted."""
+    spots = tissue.components if refine or refine is None else None
+    if n_views == 1:
+        size = VIEWS[0].components(task.n_components, tissue.components.shape[1], task.recipe)
+        rows = tissue.rows(VIEWS[0], size)
+        return of_one(find_domains(rows, task, spots, weak_graph, force=bool(refine)), task)
+
+    def refined(start: Start) -> Found | None:
+        rows = Rows(tissue.components, tissue.graph, tissue.coordinates, tissue.sample)
+        return refine_spots(rows, task, start, weak_graph, force=bool(refine))
+
+    return of_views(see(tissue, VIEWS[:n_views], task, None if spots is None else refined))
 
 
 def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """Samples side by side, so that the patches of one do not reach into the next."""
     extent = np.ptp(coordinates, axis=0).max() + 1.0
-    return coordinates - coordinates.min(0) + np.column_stack([2 * extent * samples, np.zeros(len(samples))])
+    moved = coordinates - coordinates.min(0)
+    moved[:, 0] += 2 * extent * samples
+    return moved
 
 
 def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
@@ -142,28 +194,3 @@ def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) 
     edges = sp.coo_array(graphs.nearest(coordinates, min(n_neighbors, len(coordinates) - 1), mutual=False))
     same = samples[edges.row] == samples[edges.col]
     return sp.csr_array((edges.data[same], (edges.row[same], edges.col[same])), shape=edges.shape)
-
-
-def _write(adata: AnnData, key: str, found: Found, params: dict[str, Any], refined: bool) -> None:
-    """The largest domain is "1"."""
-    n_domains = params["n_domains"]
-    order = np.argsort(-np.bincount(found.probabilities.argmax(1), minlength=n_domains), kind="stable")
-    probability = np.ascontiguousarray(found.probabilities[:, order], np.float32)
-    names = [str(k + 1) for k in range(n_domains)]
-    adata.obs[key] = pd.Categorical(np.array(names)[probability.argmax(1)], categories=names)
-    adata.obsm[f"{key}_probability"] = probability
-    adata.obs[f"{key}_entropy"] = _entropy(probability)
-    adata.uns[f"{key}_colors"] = palette(n_domains)
-    adata.uns[key] = {
-        "params": params,
-        "refined": refined,
-        "status": str(found.result.status),
-        "elbo": -float(found.result.objective),
-        "trace": {name: column.to_numpy() for name, column in found.result.trace.items()},
-    }
-
-
-def _entropy(probability: np.ndarray) -> np.ndarray:
-    """Between 0 and 1."""
-    safe = np.maximum(probability.astype(float), 1e-300)
-    return np.clip(-(probability * np.log(safe)).sum(1) / np.log(probability.shape[1]), 0, 1)

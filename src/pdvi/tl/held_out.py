@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 
 from pdvi import gr, pp
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of
-from pdvi._anndata.keys import SPATIAL, WEIGHTS
+from pdvi._anndata.keys import COMPONENTS, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
 
@@ -62,12 +62,17 @@ class Halves:
         return float(logsumexp(densities, b=fit.probabilities_.mean(0), axis=1).mean())
 
 
+def components_of(adata: AnnData) -> str | None:
+    """Return the name of the components of single spots, principal ones first; None if there are none."""
+    return next((key for key in (COMPONENTS, SPATIAL_COMPONENTS) if key in adata.obsm), None)
+
+
 def _part(adata: AnnData, rows: np.ndarray, samples: np.ndarray, spatial_key: str, recipe: Recipe) -> AnnData:
     """Some of the spots as a slide of their own."""
     from anndata import AnnData
 
     part = AnnData(obs=pd.DataFrame({"sample": samples[rows]}, index=rows.astype(str)))
-    part.obsm["X_pca"] = features_of(adata, "X_pca", "pdvi.pp.prepare(adata)")[rows]
+    part.obsm[COMPONENTS] = features_of(adata, components_of(adata) or COMPONENTS, "pdvi.pp.prepare(adata)")[rows]
     part.obsm[SPATIAL] = coordinates_of(adata, spatial_key)[rows]
     pp.neighborhood(part, n_neighbors=recipe.held_out_neighbors, sample_key="sample")
     gr.knn_graph(part, sample_key="sample")

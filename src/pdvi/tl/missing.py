@@ -1,14 +1,16 @@
-"""Components, averages and a graph, made where an AnnData has none."""
+"""Components, averages and a graph, made where an AnnData has none that suit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import scipy.sparse as sp
 
 from pdvi import gr, pp
 from pdvi._anndata.checks import samples_of, say
-from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, WEIGHTS
+from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -24,33 +26,69 @@ def make_missing(
 ) -> None:
     """Make what a fit needs and ``adata`` lacks, with the defaults of `pp` and `gr`, and say so once.
 
-    Features other than the default ones and graphs under other names are the user's own: they are not made. A graph
-    whose edges join samples was made without ``sample_key``, and so were the averages beside it: both are made anew.
+    Features under other names (``use_rep``) and graphs under other names are the user's own: they are not made. What
+    was made for other samples (a graph whose edges join them, components that tell them apart) is made anew.
     """
     made = []
     again = _joining(adata, graph_key, sample_key)
-    if again and (graph_key != WEIGHTS or use_rep is not None or COMPONENTS not in adata.obsm):
+    if again and (graph_key != WEIGHTS or use_rep is not None):
         msg = (
             f"adata.obsp[{graph_key!r}] has {again} edges between samples of obs[{sample_key!r}]; "
             f"make it with pdvi.gr.knn_graph(adata, sample_key={sample_key!r})."
         )
         raise ValueError(msg)
-    if use_rep is None and (again or NEIGHBORHOOD not in adata.obsm):
-        if COMPONENTS not in adata.obsm:
-            pp.prepare(adata)
-            made.append("pdvi.pp.prepare")
-        pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
-        made.append("pdvi.pp.neighborhood")
+    where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
+    if use_rep is None:
+        if again or SPATIAL_COMPONENTS not in adata.obsm or _made_otherwise(adata, SPATIAL_COMPONENTS, sample_key):
+            pp.spatial_components(adata, **_source(adata), **where)
+            made.append("pdvi.pp.spatial_components")
+        if again or NEIGHBORHOOD not in adata.obsm or _made_otherwise(adata, NEIGHBORHOOD, sample_key):
+            pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
+            made.append("pdvi.pp.neighborhood")
     if again or graph_key not in adata.obsp:
         if graph_key != WEIGHTS:
             msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
             raise ValueError(msg)
-        gr.knn_graph(adata, use_rep=use_rep, sample_key=sample_key, spatial_key=spatial_key)
+        gr.knn_graph(adata, use_rep=use_rep, **where)
         made.append("pdvi.gr.knn_graph")
     if again:
         say(f"{again} edges of {WEIGHTS!r} joined samples; made anew for each sample: {', '.join(made)}.")
-    elif made:
+    elif made and made != ["pdvi.pp.spatial_components"]:  # of components that are there: a part of the fit
         say(f"made what was missing with the defaults of {', '.join(made)}.")
+
+
+def _source(adata: AnnData) -> dict[str, Any]:
+    """Return what spatial components are made of: expression, unless components are there that came from elsewhere."""
+    if COMPONENTS not in adata.obsm:
+        return {}
+    params = _params(adata, COMPONENTS)
+    if params is None or "n_genes" not in params:  # scanpy's, or what another tool has integrated
+        return {"use_rep": COMPONENTS}
+    return {"layer": params["layer"] or None, "n_genes": int(params["n_genes"]), "clip": float(params["clip"])}
+
+
+def is_users_own(adata: AnnData) -> bool:
+    """Return whether averaged neighbourhoods are there that were not made with the defaults: they are to be used."""
+    if NEIGHBORHOOD not in adata.obsm:
+        return False
+    params = _params(adata, NEIGHBORHOOD)
+    if params is None:
+        return True
+    usual = inspect.signature(pp.neighborhood).parameters
+    return any(params.get(name) != usual[name].default for name in ("n_neighbors", "n_components", "own", "gradient"))
+
+
+def _made_otherwise(adata: AnnData, key: str, sample_key: str | None) -> bool:
+    """Return whether ``obsm[key]`` is known to have been made for other samples than these."""
+    params = _params(adata, key)
+    return params is not None and params.get("sample_key", "") != (sample_key or "")
+
+
+def _params(adata: AnnData, key: str) -> Mapping[str, Any] | None:
+    """Return how ``obsm[key]`` was made, if that is recorded."""
+    entry = adata.uns.get(key)
+    params = entry.get("params") if isinstance(entry, Mapping) else None
+    return params if isinstance(params, Mapping) else None
 
 
 def _joining(adata: AnnData, graph_key: str, sample_key: str | None) -> int:

@@ -1,0 +1,59 @@
+"""What several labellings of the same rows agree on: matched to the most typical one, then averaged."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score
+
+
+class Consensus(NamedTuple):
+    """Hold what labellings agree on, how much each agrees with each (ARI), and which is the most typical."""
+
+    labels: np.ndarray
+    probability: np.ndarray  # (rows, labels), the mean of matched labellings
+    certainty: np.ndarray  # of every row, the share of labellings that give it its label
+    matched: np.ndarray  # (labellings, rows), with the labels of the one that all are matched to
+    agreement: np.ndarray  # (labellings, labellings)
+    medoid: int
+
+
+def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray | None = None) -> Consensus:
+    """Return what labellings agree on: the medoid is the one whose mean agreement with the others is highest.
+
+    Labels have no names that two fits would share. So every labelling is matched to the medoid, one to one, such that
+    as many rows as possible keep their label; a row then gets the label that most labellings give it, and the medoid's
+    where several have as many votes. With a ``reference`` all are matched to it, and its labels are kept.
+    """
+    agreement = np.eye(len(labellings))
+    for i, one in enumerate(labellings):
+        for j in range(i):
+            agreement[i, j] = agreement[j, i] = adjusted_rand_score(one, labellings[j])
+    medoid = int(agreement.mean(1).argmax())
+    centre = labellings[medoid] if reference is None else reference
+    matched = np.stack([match(labels, centre, n_labels)[labels] for labels in labellings])
+    probability = votes(list(matched), n_labels)
+    rows = np.arange(len(probability))
+    labels = centre
+    if reference is None:
+        preferred = probability.copy()
+        preferred[rows, centre] += 0.5 / len(labellings)
+        labels = preferred.argmax(1)
+    return Consensus(labels, probability, probability[rows, labels], matched, agreement, medoid)
+
+
+def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:
+    """Return the share of labellings that give a row each label, (rows, labels)."""
+    return np.stack([np.mean([labels == k for labels in labellings], axis=0) for k in range(n_labels)], axis=1)
+
+
+def match(labels: np.ndarray, reference: np.ndarray, n_labels: int) -> np.ndarray:
+    """Return the label of ``reference`` for every label, one to one, such that most rows agree."""
+    together = np.zeros((n_labels, n_labels), np.int64)
+    np.add.at(together, (labels, reference), 1)
+    rows, columns = linear_sum_assignment(-together)
+    found = np.empty(n_labels, np.int64)
+    found[rows] = columns
+    return found

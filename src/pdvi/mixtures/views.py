@@ -1,0 +1,258 @@
+"""Views: a tissue looked at in several ways, each fitted, and what they agree on.
+
+Results differ more between reasonable settings (how many neighbours are averaged, how many components are used, domains
+as places of one mean or as compositions of cell types) than between starts. So none is trusted alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils import check_random_state
+
+from pdvi.core.problem import Problem
+from pdvi.core.result import Result
+from pdvi.mixtures.build import coupled
+from pdvi.mixtures.coarse import coarsened
+from pdvi.mixtures.consensus import Consensus, consensus
+from pdvi.mixtures.em import Fitted
+from pdvi.mixtures.pipeline import cut, fit_rows, in_white_noise, is_one_program, like
+from pdvi.mixtures.program import fit_together
+from pdvi.mixtures.recipe import Recipe
+from pdvi.mixtures.samples import centred
+from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of
+from pdvi.mixtures.task import Found, Rows, Start, Task
+from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
+from pdvi.shards.partition import Layout
+from pdvi.solvers import P2DVI
+
+UNUSED = 1e-9  # of the mean prior variance: that of the means of columns that a view does not use
+
+
+class View(NamedTuple):
+    """One way to look at a tissue."""
+
+    kind: str  # "averages": a domain has one mean; "types": it is a composition of types of single spots
+    n_neighbors: int  # averaged; of types those in whose shares the start looks for domains
+    breadth: float  # times the least number of components, see `components`
+
+    def components(self, n_domains: int, available: int, recipe: Recipe) -> int:
+        """Return how many components it uses: the means of K domains span K - 1 directions, few are never enough."""
+        least = max(recipe.view_components, n_domains - 1)
+        return min(available, round(self.breadth * least))
+
+
+# In the order in which they are taken where time allows fewer.
+VIEWS = (
+    View("averages", 22, 1.0),
+    View("averages", 30, 1.5),
+    View("types", 30, 1.5),
+    View("averages", 15, 2.5),
+    View("averages", 30, 1.0),
+    View("averages", 15, 1.5),
+    View("types", 30, 2.5),
+    View("averages", 22, 2.5),
+)
+
+
+class Tissue(NamedTuple):
+    """Hold single spots' components, best first, their averages over so many neighbours, graph, places and samples."""
+
+    components: np.ndarray
+    averages: dict[int, np.ndarray]
+    graph: sp.csr_array
+    coordinates: np.ndarray
+    sample: np.ndarray | None = None
+
+    def rows(self, view: View, n_components: int) -> Rows:
+        """Return what a view of averages fits."""
+        X = self.averages[view.n_neighbors][:, :n_components]
+        return Rows(X, self.graph, self.coordinates, self.sample)
+
+
+class Seen(NamedTuple):
+    """Hold what one view found: the result is that of its best start."""
+
+    view: View
+    n_components: int
+    probabilities: np.ndarray
+    result: Result
+    seconds: float
+    composition: np.ndarray | None = None  # of types in domains, (K, T)
+    types: np.ndarray | None = None  # the type of every row
+
+
+class Agreed(NamedTuple):
+    """Hold all views, what they agree on, and the fit whose labels stand for them, where they do not themselves."""
+
+    seen: list[Seen]
+    consensus: Consensus
+    found: Found | None = None
+    refined: bool = False
+
+
+def see(
+    tissue: Tissue, views: tuple[View, ...], task: Task, refine: Callable[[Start], Found | None] | None = None
+) -> Agreed:
+    """Fit every view; of a large tissue on groups of rows, from whose consensus its own rows are then fitted.
+
+    ``refine`` may fit single spots from what the views agree on; None from it means that this makes no sense.
+    """
+    n_domains, recipe = task.n_components, task.recipe
+    is_large = len(tissue.components) > recipe.group_above
+    seen_on, group = _grouped(tissue, recipe) if is_large else (tissue, None)
+    seen = _fit_views(seen_on, views, task)
+    if group is not None:
+        seen = [one._replace(probabilities=one.probabilities[group]) for one in seen]
+    labellings = [one.probabilities.argmax(1) for one in seen]
+    agreed = consensus(labellings, n_domains)
+    start = Start(agreed.probability.astype(np.float32), sum(one.seconds for one in seen))
+    found = None if refine is None else refine(start)
+    refined = found is not None
+    if found is None and is_large:
+        best = seen[0]
+        found = fit_rows(tissue.rows(best.view, best.n_components), task, start)
+    if found is not None:
+        agreed = consensus(labellings, n_domains, found.probabilities.argmax(1))
+    return Agreed(seen, agreed, found, refined)
+
+
+def _grouped(tissue: Tissue, recipe: Recipe) -> tuple[Tissue, np.ndarray]:
+    """Return a tissue of groups of neighbouring spots (of one sample, as far as they lie apart), and their groups."""
+    counts = sorted(tissue.averages)
+    all_features = np.hstack([tissue.components, *(tissue.averages[count] for count in counts)])
+    coarse = coarsened(all_features, tissue.graph, tissue.coordinates, recipe.group_size)
+    components, *averages = np.split(coarse.X, len(counts) + 1, axis=1)
+    sample = None if tissue.sample is None else coarse.first(tissue.sample)
+    groups = Tissue(components, dict(zip(counts, averages)), coarse.graph, coarse.coordinates, sample)
+    return groups, coarse.group
+
+
+def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen]:
+    """Fit views in their order; those of one kind of a small tissue as one program."""
+    seeds = check_random_state(task.random_state).randint(2**31, size=len(views))
+    width = tissue.components.shape[1]
+    sizes = [view.components(task.n_components, width, task.recipe) for view in views]
+    found: dict[int, Seen] = {}
+    for kind, fit in (("averages", _fit_averages), ("types", _fit_types)):
+        chosen = [i for i, view in enumerate(views) if view.kind == kind]
+        if chosen:
+            some = [(views[i], sizes[i], int(seeds[i])) for i in chosen]
+            found |= dict(zip(chosen, fit(tissue, some, task)))
+    return [found[i] for i in range(len(views))]
+
+
+def _fit_averages(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:
+    """Fit the Potts mixture of every view of averages."""
+    rows = tissue.rows(views[0][0], 1)
+    if not is_one_program(rows, task, None):
+        seen = []
+        for view, size, seed in views:
+            found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed))
+            seen.append(Seen(view, size, found.probabilities, found.result, found.seconds))
+        return seen
+    began, recipe = time.perf_counter(), task.recipe
+    where, width = cut(rows, task), max(size for _, size, _ in views)
+    coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
+    features = [centred(tissue.rows(view, size).X, tissue.sample) for view, size, _ in views]
+    options: dict[str, Any] = {"noise": task.noise, "weights": task.learn_weights, "tol": task.tol, "recipe": recipe}
+    best: list[Result | None] = [None] * len(views)
+    like_these: list[Problem] = []
+
+    def fit(tries: list[tuple[int, EmpiricalBayes]]) -> None:
+        """Fit views from settings, and keep what is better; as many at a time as there are views: one compilation."""
+        for begin in range(0, len(tries), len(views)):
+            some = tries[begin : begin + len(views)]
+            problems = []
+            for number, start in some:
+                white, settings, whitening = in_white_noise(features[number], start, task)
+                white, settings = _widened(white, width), _wider(settings, width)
+                log_scale = float(np.linalg.slogdet(whitening)[1])
+                problems.append(like(like_these, white, settings, where, coupling, log_scale, tissue.sample))
+                like_these[:] = problems[:1]
+            problems += problems[-1:] * (len(views) - len(some))
+            for (number, _), fitted in zip(some, fit_together(problems, seed=views[0][2], **options)):
+                known = best[number]
+                if known is None or fitted.result.objective < known.objective:
+                    best[number] = fitted.result
+
+    starts = range(task.n_init)
+    numbered = list(enumerate(views))
+    k = task.n_components
+    fit([(i, empirical_bayes(features[i], k, seed=view[2] + n, recipe=recipe)) for n in starts for i, view in numbered])
+    # what one view found another may have missed, though it is better there, too
+    probabilities = [where.unshard(result.local_params) for result in best if result is not None]
+    labels = [one.argmax(1) for one in probabilities]
+    agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
+    different = [j for j in range(len(views)) if (agreement[j, :j] < recipe.view_same).all()]
+    fit(
+        [
+            (i, from_labels(features[i], labels[j], means_of(features[i], probabilities[j]), recipe))
+            for i in range(len(views))
+            for j in different
+            if agreement[i, j] < recipe.view_same
+        ]
+    )
+    seconds = (time.perf_counter() - began) / len(views)
+    results = [result for result in best if result is not None]
+    return [
+        Seen(view, size, where.unshard(result.local_params), result, seconds)
+        for (view, size, _), result in zip(views, results)
+    ]
+
+
+def _fit_types(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:
+    """Fit the two-level mixture of every view of types."""
+    began, recipe = time.perf_counter(), task.recipe
+    n_types = min(recipe.view_types, len(tissue.components))
+    width = max(size for _, size, _ in views)
+    rows = Rows(tissue.components, tissue.graph, tissue.coordinates)
+    where, together = cut(rows, task), is_one_program(rows, task, None)
+    coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
+    problems = []
+    for view, size, seed in views:
+        X = centred(tissue.components[:, :size], tissue.sample)
+        start = two_level_start(
+            X, tissue.coordinates, task.n_components, n_types, n_neighbors=view.n_neighbors, seed=seed
+        )
+        start = start._replace(types=_wider(start.types, width))
+        problems.append(coupled_two_level(_widened(X, width), start, where, coupling, sample=tissue.sample))
+    if together:
+        fits = fit_together(
+            problems, noise="tied", weights=False, tol=task.tol, recipe=recipe, seed=views[0][2], from_labels=True
+        )
+    else:
+        batch = max(1, len(where.rows) // recipe.shards_per_batch)
+        fits = [two_level_em(problem, P2DVI(), batch_size=batch, seed=views[0][2]) for problem in problems]
+    seconds = (time.perf_counter() - began) / len(views)
+    return [_seen_types(view, size, where, fit, seconds) for (view, size, _), fit in zip(views, fits)]
+
+
+def _seen_types(view: View, size: int, where: Layout, fitted: Fitted, seconds: float) -> Seen:
+    local = {name: where.unshard(np.asarray(part)) for name, part in fitted.result.local_params.items()}
+    concentration = np.exp(np.asarray(fitted.result.global_params["log_concentration"], float))
+    composition = concentration / concentration.sum(1, keepdims=True)
+    return Seen(view, size, local["domain"], fitted.result, seconds, composition, local["type"].argmax(1))
+
+
+def _widened(X: np.ndarray, width: int) -> np.ndarray:
+    """Return the rows with columns of 0 up to a width, so that views of any size are one program."""
+    return np.pad(X, ((0, 0), (0, width - X.shape[1])))
+
+
+def _wider(settings: EmpiricalBayes, width: int) -> EmpiricalBayes:
+    """Return the settings for widened rows: means of 0 with a prior so narrow that they stay there."""
+    missing = width - settings.means.shape[1]
+    narrow = UNUSED * settings.prior_variance.mean()
+    return EmpiricalBayes(
+        np.pad(settings.means, ((0, 0), (0, missing))),
+        np.pad(settings.prior_mean, (0, missing)),
+        np.pad(settings.prior_variance, (0, missing), constant_values=narrow),
+        np.pad(settings.noise_variance, (0, missing), constant_values=settings.noise_variance.mean()),
+    )

@@ -1,0 +1,118 @@
+"""What views agree on: labels matched one to one, the medoid, certainty as the share of views; and slides annotated."""
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import pdvi
+from pdvi.mixtures.consensus import consensus, match
+from pdvi.mixtures.recipe import RECIPE
+from pdvi.mixtures.views import VIEWS
+
+FIRST = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+
+
+def test_labels_are_matched_whatever_they_are_called():
+    renamed = np.array([2, 0, 1])[FIRST]
+    np.testing.assert_array_equal(match(renamed, FIRST, 3)[renamed], FIRST)
+
+
+def test_the_most_votes_win_and_certainty_is_their_share():
+    other = FIRST.copy()
+    other[2] = 1
+    agreed = consensus([FIRST, np.array([1, 2, 0])[FIRST], np.array([2, 1, 0])[other]], 3)
+    np.testing.assert_array_equal(agreed.labels, FIRST)
+    np.testing.assert_allclose(agreed.certainty, [1, 1, 2 / 3, 1, 1, 1, 1, 1, 1])
+    np.testing.assert_allclose(agreed.probability.sum(1), 1)
+    assert agreed.medoid in (0, 1)
+    np.testing.assert_allclose(np.diag(agreed.agreement), 1)
+
+
+def test_with_a_reference_its_labels_are_kept():
+    reference = FIRST.copy()
+    reference[0] = 2
+    agreed = consensus([FIRST, FIRST], 3, reference)
+    np.testing.assert_array_equal(agreed.labels, reference)
+    assert agreed.certainty[0] == 0
+
+
+def test_views_use_as_many_components_as_the_means_span():
+    first = VIEWS[0]
+    assert first.components(4, 30, RECIPE) == RECIPE.view_components
+    assert first.components(15, 30, RECIPE) == 14
+    assert first.components(4, 5, RECIPE) == 5
+
+
+def slide(n=600, seed=0, shift=0.0):
+    adata = pdvi.datasets.tissue(n, n_genes=60, n_domains=3, seed=seed)
+    if shift:
+        rng = np.random.default_rng(9)
+        adata.X = rng.poisson(np.asarray(adata.X.todense()) * np.exp(rng.normal(0, shift, adata.n_vars)))
+        adata.X = adata.X.astype(np.float32)
+    return adata
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    adata = slide()
+    with pytest.warns(UserWarning, match="made what was missing"):
+        pdvi.tl.domains(adata, 3)
+    return adata
+
+
+def test_certainty_probability_and_views_are_written(fitted):
+    probability = fitted.obsm["domain_probability"]
+    labels = fitted.obs["domain"].cat.codes.to_numpy()
+    if not fitted.uns["domain"]["refined"]:
+        np.testing.assert_allclose(fitted.obs["domain_certainty"], probability.max(1), atol=1e-6)
+        np.testing.assert_array_equal(probability[np.arange(len(labels)), labels], probability.max(1))
+    views = fitted.uns["domain"]["views"]
+    assert views["agreement"].shape == (len(VIEWS), len(VIEWS))
+    types = fitted.uns["domain"]["types"]
+    np.testing.assert_allclose(types["composition"].sum(1), 1, rtol=1e-5)
+    assert types["of_spot"].max() < types["composition"].shape[1]
+
+
+def test_one_view_is_a_plain_fit(fitted):
+    again = slide()
+    with pytest.warns(UserWarning, match="made what was missing"):
+        pdvi.tl.domains(again, 3, views=1)
+    assert "views" not in again.uns["domain"]
+    np.testing.assert_allclose(again.obs["domain_certainty"], again.obsm["domain_posterior"].max(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("views", [0, 99, 1.5])
+def test_a_wrong_number_of_views_is_named(views):
+    with pytest.raises(ValueError, match="`views` must be"):
+        pdvi.tl.domains(slide(100), 3, views=views)
+
+
+def test_features_of_ones_own_have_one_view(fitted):
+    with pytest.raises(ValueError, match=r"`views` must be 1 for features that are fitted as they are"):
+        pdvi.tl.domains(fitted.copy(), 3, use_rep="X_spatial", views=3)
+
+
+def test_another_slide_gets_the_fitted_names(fitted):
+    other = slide(500, seed=0, shift=0.3)
+    before = other.X.copy()
+    pdvi.tl.annotate(other, fitted)
+    np.testing.assert_array_equal(other.X, before)
+    assert pdvi.metrics.ari(other.obs["truth"], other.obs["domain"]) > 0.6
+    assert list(other.obs["domain"].cat.categories) == ["1", "2", "3"]
+    assert other.obs["domain_certainty"].between(0, 1).all()
+
+
+def test_a_slide_that_does_not_fit_is_said(fitted):
+    other = slide(500)
+    other.X = other.X[:, np.random.default_rng(0).permutation(other.n_vars)]
+    with pytest.warns(UserWarning, match="does not fit the domains"):
+        pdvi.tl.annotate(other, fitted)
+
+
+def test_annotation_needs_genes_and_a_model(fitted):
+    other = slide(100)
+    other.var_names = [f"other{i}" for i in range(other.n_vars)]
+    with pytest.raises(ValueError, match="must have the genes of the fitted slide"):
+        pdvi.tl.annotate(other, fitted)
+    with pytest.raises(ValueError, match="must name a fit of"):
+        pdvi.tl.annotate(other, ad.AnnData(np.ones((3, 3))))
