@@ -23,10 +23,11 @@ def check_adata(adata: AnnData) -> AnnData:
     """Return ``adata`` if it is an AnnData; otherwise say how to get one from what was given."""
     from anndata import AnnData
 
-    return instance("adata", adata, AnnData, "an AnnData", _way_to_adata(adata))
+    return instance("adata", adata, AnnData, "an AnnData", way_to_adata(adata))
 
 
-def _way_to_adata(given: Any) -> str:
+def way_to_adata(given: Any) -> str:
+    """Return the remedy: how an AnnData is had from something else."""
     # by name: neither library is needed here, and whoever has such an object has imported it
     kind = type(given).__name__
     if kind == "SpatialData":

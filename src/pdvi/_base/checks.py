@@ -85,7 +85,8 @@ def one_of(name: str, value: T, options: Collection[T]) -> T:
 
 def instance(name: str, value: T, kinds: type | tuple[type, ...], wanted: str, remedy: str = "") -> T:
     """Return ``value`` if it is of one of these kinds; ``wanted`` says in words what is."""
-    if not isinstance(value, kinds):
+    # a class has the methods of its instances, and so passes for an instance of a protocol
+    if not isinstance(value, kinds) or isinstance(value, type):
         given = value.__name__ + " itself" if isinstance(value, type) else f"{type(value).__name__} {_short(value)}"
         msg = f"`{name}` must be {wanted}, got {given}{f'; {remedy}' if remedy else ''}."
         raise TypeError(msg)

@@ -21,7 +21,8 @@ class _Mixture(BaseEstimator):
 
     def _task(self, n_rows: int) -> Task:
         params = self.get_params(deep=False)
-        return Task(**{**params, "recipe": params["recipe"] or RECIPE}).checked(n_rows)
+        recipe = RECIPE if self.recipe is None else self.recipe
+        return Task(**{**params, "recipe": recipe}).checked(n_rows)
 
     def _keep(self, found: Found, task: Task) -> None:
         """Take over a fit, in the units of the rows that were given."""
@@ -75,7 +76,7 @@ class GaussianMixture(DensityMixin, ClusterMixin, _Mixture):
         of the fit from one start, re-estimation and reseeding included; see `pdvi.fit`. A fit that ends before it has
         converged warns (`sklearn.exceptions.ConvergenceWarning`).
     solver
-        any solver of `pdvi.solvers`; by default `P2DVI()`.
+        any solver of `pdvi.solvers`, or its name; by default `P2DVI()`.
     random_state
         seed of k-means, the partition and the draws.
     recipe

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import one_of, whole
+from pdvi._base.checks import at_least, instance, one_of, positive, whole
 from pdvi.core.result import Result, Status
 from pdvi.mixtures.checks import check_coupling
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models import GaussianMixtureModel
+from pdvi.run.named import solver_for
 
 COVARIANCES = ("diagonal", "tied")
 
@@ -53,11 +54,15 @@ class Task:
         one_of("covariance", self.covariance, COVARIANCES)
         whole("n_init", self.n_init, least=1)
         whole("max_epochs", self.max_epochs, least=1)
+        at_least("tol", self.tol)
+        instance("recipe", self.recipe, Recipe, "a pdvi.mixtures.Recipe")
+        if self.n_patches is not None:
+            whole("n_patches", self.n_patches, least=1, most=n_rows, of="the number of rows")
         check_coupling(self.beta, self.temperature)
-        if self.anneal_from is not None and not self.anneal_from > self.temperature:
+        if self.anneal_from is not None and not positive("anneal_from", self.anneal_from) > self.temperature:
             msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
             raise ValueError(msg)
-        return self
+        return self if self.solver is None else replace(self, solver=solver_for(self.solver))
 
     @property
     def noise(self) -> str | None:

@@ -11,7 +11,8 @@ import scipy.sparse as sp
 from pdvi import graphs
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of
 from pdvi._anndata.keys import SPATIAL, WEIGHTS
-from pdvi._base.checks import whole
+from pdvi._base.checks import instance, whole
+from pdvi._base.checks import seed as checked_seed
 from pdvi._base.stopwatch import Stopwatch
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
@@ -84,6 +85,8 @@ def domains(
     """
     check_adata(adata)
     whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
+    checked_seed("seed", seed)
+    instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     watch = Stopwatch()
     adata = adata.copy() if copy else adata
     coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
