@@ -24,6 +24,11 @@ from pdvi.run.fit import fit
 from pdvi.solvers.conjugate import add, best_globals
 
 
+ROUNDING = 1e-6  # of a sum of squares: what single precision leaves of a difference of such sums
+
+NOTHING = 1e-20  # a variance far below that of any rows, which are given in a unit that suits them: they are constant
+
+
 class Fitted(NamedTuple):
     """Hold the last problem and result, and the matrix by which the rows were multiplied on the way (tied noise)."""
 
@@ -120,14 +125,14 @@ def reestimate(
         model = dataclasses.replace(model, log_weights=jnp.log(share / share.sum()))
     if noise == "diagonal":
         square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
-        estimate = square / model.n_rows
-        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, floor * estimate.mean()))
+        estimate = jnp.maximum(square, ROUNDING * shards["square"].sum(0)) / model.n_rows
+        least = jnp.maximum(floor * estimate.mean(), NOTHING)
+        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, least))
     if noise == "tied":
         cross = total.T @ mean
-        scatter = _scatter(problem) - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
-        scatter = scatter / model.n_rows
-        ridge = floor * jnp.trace(scatter) / len(scatter)
-        step = jnp.linalg.inv(jnp.linalg.cholesky(scatter + ridge * jnp.eye(len(scatter))))
+        about = _scatter(problem)
+        scatter = about - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
+        step = _whitening(scatter / model.n_rows, about / model.n_rows, floor)
         mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
         prior_mean = step @ model.prior_mean
         prior_variance = jnp.mean((mean - prior_mean) ** 2 + variance, axis=0)
@@ -146,6 +151,25 @@ def reestimate(
     return problem, Point({"mean": mean, "log_var": best["log_var"]}, local), step
 
 
+def _whitening(scatter: Array, about: Array, floor: float) -> Array:
+    """Return the matrix that makes residuals white; ``about`` is the rows' own scatter, of which they are what is left.
+
+    Along a direction in which residuals are next to nothing the difference is rounding, of either sign: there, and only
+    there, the rows' own scatter says what can be resolved.
+    """
+    own, eye = jnp.diagonal(about), jnp.eye(len(scatter))
+    lost = jnp.diagonal(scatter) < 1e-4 * own
+    scatter += jnp.diag(jnp.where(lost, ROUNDING * own - jnp.minimum(jnp.diagonal(scatter), 0), 0.0))
+    ridge = floor * jnp.trace(scatter) / len(scatter)
+    ridge = jnp.where(ridge > 0, ridge, 1.0)  # 1: nothing varies
+    factor = jnp.linalg.cholesky(scatter + ridge * eye)
+    coarse = jnp.linalg.cholesky(scatter + jnp.maximum(ridge, 10 * ROUNDING * jnp.trace(about)) * eye)
+    factor = jnp.where(jnp.isfinite(factor).all(), factor, coarse)
+    alone = jnp.diag(jnp.sqrt(jnp.maximum(jnp.diagonal(scatter), ridge)))
+    factor = jnp.where(jnp.isfinite(factor).all(), factor, alone)
+    return jnp.linalg.inv(factor)
+
+
 def _scatter(problem: Problem) -> Array:
     def one(local: PyTree, shard: Shard) -> Array:
         x = shard["x"] * shard["mask"][:, None] if "mask" in shard else shard["x"]
@@ -161,3 +185,18 @@ def joined(earlier: Result, later: Result, event: str) -> Result:
         trace[column] += earlier.trace[column].iloc[-1]
     trace.loc[trace.index[0], "event"] = event
     return dataclasses.replace(later, trace=pd.concat([earlier.trace, trace], ignore_index=True))
+
+
+def measured_in(result: Result, unit: float, n_numbers: int) -> Result:
+    """Return the result of rows that were divided by ``unit`` with the objective of the rows themselves."""
+    if not np.isfinite(result.objective):
+        msg = (
+            "`X` has no finite fit in single precision: its values differ too much in size; "
+            "remove outliers, or give the features similar units."
+        )
+        raise ValueError(msg)
+    if unit == 1:
+        return result
+    return dataclasses.replace(
+        result, trace=result.trace.assign(objective=result.trace["objective"] + n_numbers * np.log(unit))
+    )

@@ -35,7 +35,8 @@ class _Mixture(BaseEstimator):
         self._log_scale = float(np.linalg.slogdet(found.whitening)[1])
         self.weights_ = np.exp(self._log_weights)
         self.means_ = self._mean @ back.T + found.offset
-        self.covariances_ = back @ np.diag(self._noise) @ back.T if self.covariance == "tied" else self._noise
+        full = back @ np.diag(self._noise) @ back.T
+        self.covariances_ = full if self.covariance == "tied" else np.diag(full).copy()
         self.result_ = result
         self.elbo_ = -result.objective
         self.n_iter_ = max(1, round(found.epochs))

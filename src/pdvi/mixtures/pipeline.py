@@ -19,12 +19,20 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at
 from pdvi.mixtures.coarse import coarsened
-from pdvi.mixtures.em import annealed, epochs_of, variational_em
+from pdvi.mixtures.em import annealed, epochs_of, measured_in, variational_em
 from pdvi.mixtures.program import fit_starts
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
 from pdvi.mixtures.restarts import best_of
-from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of, whitened, whitening_of
+from pdvi.mixtures.start import (
+    EmpiricalBayes,
+    centred,
+    empirical_bayes,
+    from_labels,
+    means_of,
+    whitened,
+    whitening_of,
+)
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.solvers import CAVI, P2DVI
@@ -83,8 +91,7 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
     where = cut(rows, task)
-    offset = rows.X.mean(0)
-    X = rows.X - offset
+    X, offset, unit = centred(rows.X)
     seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
     if known is None:
         starts = [empirical_bayes(X, task.n_components, seed=int(seed), recipe=recipe) for seed in seeds[1:]]
@@ -122,7 +129,8 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     probabilities = np.asarray(where.unshard(result.local_params), float)
     seconds = time.perf_counter() - began + (0.0 if start is None else start.seconds)
     epochs = best.warm_up + epochs_of(result)
-    return Found(result, best.problem.model, offset, best.whitening, probabilities, epochs, seconds)
+    result = measured_in(result, unit, X.size)
+    return Found(result, best.problem.model, offset, best.whitening / unit, probabilities, epochs, seconds)
 
 
 def cut(rows: Rows, task: Task) -> Layout:
