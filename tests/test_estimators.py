@@ -16,7 +16,14 @@ TISSUE = pdvi.datasets.tissue_features(2_500, n_features=20, n_domains=4, noise=
 GRAPH = graphs.weights(graphs.nearest(TISSUE.coordinates, 6), TISSUE.X)
 
 
-@parametrize_with_checks([pdvi.GaussianMixture(n_components=2)])
+@parametrize_with_checks(
+    [
+        pdvi.GaussianMixture(n_components=2),
+        pdvi.GaussianMixture(covariance_type="full"),
+        pdvi.PottsMixture(n_components=2),
+        pdvi.PottsMixture(n_components=1),
+    ]
+)
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 
@@ -145,7 +152,7 @@ def test_asymmetric_weights_are_averaged_with_a_warning():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_components": 1}, "`n_components` must be at least 2, got 1"),
+        ({"n_components": 0}, "`n_components` must be between 1 and .*, got 0"),
         ({"beta": -1.0}, "`beta` must be at least 0 and finite, got -1.0"),
         ({"temperature": 0.0}, "`temperature` must be positive and finite, got 0.0"),
         ({"n_patches": 0}, "`n_patches` must be between 1 and the number of rows"),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import at_least, positive
+from pdvi._base.checks import at_least, finite, positive
 
 SYMMETRIC = 1e-6  # weights of both directions may differ by this part of the largest: rounding, not direction
 
@@ -104,3 +104,40 @@ def check_probabilities(start: Any, shape: tuple[int, int]) -> np.ndarray:
         msg += "." if start.shape != shape else ", whose rows do not all add up to 1; divide each by its sum."
         raise ValueError(msg)
     return start
+
+
+def check_means(means: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return a finite mean for each component."""
+    means = np.asarray(means)
+    if means.shape != shape or means.dtype.kind not in "fiu":
+        msg = f"`means_init` must have {shape[0]} rows of {shape[1]} numbers, got shape {means.shape} of {means.dtype}."
+        raise ValueError(msg)
+    return finite("means_init", means.astype(float), "give numbers")
+
+
+def check_shares(shares: Any, n_components: int) -> np.ndarray:
+    """Return the share of each component; they add up to 1."""
+    shares = np.asarray(shares)
+    good = shares.shape == (n_components,) and shares.dtype.kind in "fiu" and bool((shares >= 0).all())
+    if not good or not np.isclose(shares.sum(), 1, atol=1e-3):
+        msg = f"`weights_init` must be {n_components} numbers of at least 0 that add up to 1, got {shares!r}."
+        raise ValueError(msg)
+    return shares.astype(float)
+
+
+def weighted_rows(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows that count, with their weights; where weights are few whole numbers, rows repeated instead."""
+    real = weight > 0
+    if int(real.sum()) < 2:
+        msg = f"`sample_weight` must be above 0 for at least 2 rows, got {int(real.sum())}."
+        raise ValueError(msg)
+    X, weight = X[real], weight[real]
+    if (weight == np.round(weight)).all() and weight.sum() <= 8 * len(X):
+        return np.repeat(X, weight.astype(int), axis=0), None
+    return X, weight
+
+
+def in_order(X: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return rows by size, so that nothing depends on the order in which they come; three columns decide."""
+    order = np.lexsort(X.T[2::-1])
+    return X[order], None if weight is None else weight[order]

@@ -23,7 +23,6 @@ from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.run.fit import fit
 from pdvi.solvers.conjugate import add, best_globals
 
-
 ROUNDING = 1e-6  # of a sum of squares: what single precision leaves of a difference of such sums
 
 NOTHING = 1e-20  # a variance far below that of any rows, which are given in a unit that suits them: they are constant
@@ -75,7 +74,7 @@ def variational_em(
         budget = {"max_epochs": epochs, "log_every": epochs}
         later = fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
         before, result = result, joined(result, later, "hyper-parameters re-estimated")
-        if epochs == recipe.round_epochs and _little(before, result, float(problem.model.n_rows), recipe):
+        if epochs == recipe.round_epochs and little(before, result, float(problem.model.n_rows), recipe):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
@@ -86,8 +85,8 @@ def epochs_of(result: Result) -> float:
     return float(result.trace["epoch"].iloc[-1])
 
 
-def _little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
-    """Whether a round brought too little to go on."""
+def little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
+    """Return whether a round brought too little to go on."""
     gain = before.objective - after.objective
     changed = (np.asarray(before.local_params).argmax(-1) != np.asarray(after.local_params).argmax(-1)).sum()
     steady = gain < recipe.steady_gain * n_rows and changed < recipe.steady_labels * n_rows

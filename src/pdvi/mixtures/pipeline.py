@@ -19,7 +19,8 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at
 from pdvi.mixtures.coarse import coarsened
-from pdvi.mixtures.em import annealed, epochs_of, measured_in, variational_em
+from pdvi.mixtures.em import Fitted, annealed, epochs_of, measured_in, variational_em
+from pdvi.mixtures.exchange import exchanged
 from pdvi.mixtures.program import fit_starts
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
@@ -113,6 +114,8 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
             for number, settings in enumerate(tries)
         ]
     best = min(fits, key=lambda fit: fit.result.objective)
+    if task.exchange and rows.graph is None:
+        best = _exchanged(best, rows, task, len(where.rows), seed=int(seeds[0]))
     result = best.result
     if task.reseed:
         result = reseeded(
@@ -240,6 +243,22 @@ def _fit_from(
         **common,
     )
     return _Fit(fitted.problem, fitted.result, fitted.whitening @ whitening, task.max_epochs - left)
+
+
+def _exchanged(fit: _Fit, rows: Rows, task: Task, n_shards: int, *, seed: int) -> _Fit:
+    """Exchange components of a plain mixture while that helps."""
+    fitted = exchanged(
+        Fitted(fit.problem, fit.result, fit.whitening),
+        _solver(task, rows),
+        noise=task.noise,
+        weights=task.learn_weights,
+        max_epochs=task.max_epochs - fit.warm_up - epochs_of(fit.result),
+        tol=task.tol,
+        recipe=task.recipe,
+        seed=seed,
+        batch_size=_batch_size(task, rows, n_shards),
+    )
+    return _Fit(*fitted, fit.warm_up)
 
 
 def _solver(task: Task, rows: Rows) -> Any:

@@ -8,7 +8,6 @@ import numpy as np
 
 from pdvi.mixtures.recipe import RECIPE, Recipe
 
-
 USUAL = 1e-4, 1e4  # spreads that single precision squares and multiplies without loss: left as they are
 POSSIBLE = 1e-150, 1e150  # spreads whose squares a double holds
 RESOLVED = 1e-8  # least variance, over that of the data: less than single precision tells from rounding

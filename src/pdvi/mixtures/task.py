@@ -37,6 +37,7 @@ class Task:
     learn_weights: bool = False
     n_init: int = 1
     reseed: bool = True
+    exchange: bool = False
     max_epochs: int = RECIPE.max_epochs
     tol: float = RECIPE.tol
     solver: Any = None
@@ -95,13 +96,16 @@ class Found(NamedTuple):
 
     def warn_unless_converged(self, who: str, task: Task) -> None:
         """Warn as scikit-learn does if the fit ended too early."""
-        from sklearn.exceptions import ConvergenceWarning
+        warn_unless_converged(self.result, self.epochs, who, task)
 
-        if self.result.converged:
-            return
-        reason = str(self.result.status)
-        if self.result.status is Status.MAX_EPOCHS and self.epochs < task.max_epochs:
-            reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
-        warnings.warn(
-            f"{who} did not converge in {self.epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4
-        )
+
+def warn_unless_converged(result: Result, epochs: float, who: str, task: Task) -> None:
+    """Warn as scikit-learn does if a fit of so many epochs ended too early."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    if result.converged:
+        return
+    reason = str(result.status)
+    if result.status is Status.MAX_EPOCHS and epochs < task.max_epochs:
+        reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
+    warnings.warn(f"{who} did not converge in {epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4)
