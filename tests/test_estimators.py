@@ -85,7 +85,7 @@ def test_any_solver_can_be_used():
         ({"n_components": 7_000}, r"`n_components` must be between 1 and .*6000\), got 7000"),
         ({"n_components": 2.0}, r"`n_components` must be between .* got 2.0; give a whole number"),
         ({"covariance": "full"}, r"`covariance` must be one of \('diagonal', 'tied'\), got 'full'"),
-        ({"n_init": 0}, "`n_init` must be a whole number of at least 1, got 0"),
+        ({"n_init": 0}, "`n_init` must be between 1 and 10000, got 0"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -10,7 +10,7 @@ import pytest
 from anndata import AnnData
 
 import pdvi
-from pdvi import Status
+from pdvi import Status, report
 from pdvi.executors import Disk, Memory
 from pdvi.run.named import executor_for, solver_for
 
@@ -66,12 +66,19 @@ class SpatialData:
         (lambda: mixture(max_epochs=1.5), ValueError, "`max_epochs` must be a whole number of at least 1, got 1.5"),
         (lambda: mixture(recipe={}), TypeError, "`recipe` must be a pdvi.mixtures.Recipe, got dict"),
         (lambda: potts(beta="1"), ValueError, "`beta` must be at least 0 and finite, got '1'"),
-        (lambda: potts(anneal_from="2"), ValueError, "`anneal_from` must be positive and finite, got '2'"),
+        (lambda: potts(anneal_from="2"), ValueError, "`anneal_from` must be between 0 and 1e.15, got '2'"),
         (lambda: potts(n_patches=2.5), ValueError, "`n_patches` must be between 1 and .*, got 2.5; give a"),
         (lambda: pdvi.tl.domains(slide(), 4.0), ValueError, "`n_domains` must be between 2 and .*, got 4.0; give"),
         (lambda: pdvi.tl.domains(slide(), 4, seed=2**63), ValueError, "`seed` must be between 0 and"),
         (lambda: pdvi.tl.domains(slide(), 4, seed="a"), ValueError, "`seed` must be between 0 and .*, got 'a'"),
         (lambda: pdvi.tl.domains(slide(), 4, recipe=None), TypeError, "`recipe` must be a pdvi.mixtures.Recipe"),
+        (lambda: pdvi.tl.domains(slide(), 4, graph_key=["a"]), TypeError, "`graph_key` must be the name of an"),
+        (lambda: report.page(slide(), key=["a"]), TypeError, "`key` must be the name of an entry, got list"),
+        (lambda: pdvi.gr.knn_graph(slide(), tau=1e300), ValueError, r"`tau` must be between 0 and 1e\+15, got 1e\+300"),
+        (lambda: potts(temperature=1e300), ValueError, r"`temperature` must be between 0 and 1e\+15, got 1e\+300"),
+        (lambda: potts(graph="a"), ValueError, "`graph` must be a matrix of edge weights, .*; give a sparse matrix"),
+        (lambda: mixture(random_state=[]), ValueError, r"`random_state` must be a whole number, .*, got \[\]"),
+        (lambda: mixture(n_init=2**63), ValueError, "`n_init` must be between 1 and 10000, got"),
         (lambda: pdvi.tl.domains(SpatialData(), 4), TypeError, "`adata` must be an AnnData, .*; give its table"),
         (lambda: pdvi.tl.choose_n_domains(slide(), 5), TypeError, "`candidates` must be a list .*, got int 5"),
         (lambda: pdvi.tl.choose_n_domains(slide(), "ab"), ValueError, "`candidates` must be whole .*, got 'ab'"),
@@ -94,7 +101,7 @@ def mixture(**settings):
 
 
 def potts(**settings):
-    graph = np.eye(40, k=1) + np.eye(40, k=-1)
+    graph = settings.pop("graph", np.eye(40, k=1) + np.eye(40, k=-1))
     return pdvi.PottsMixture(**{"n_components": 2, "random_state": 0, **settings}).fit(X, graph=graph)
 
 

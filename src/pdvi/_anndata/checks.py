@@ -46,6 +46,13 @@ def to_change(adata: AnnData, *, copy: bool) -> AnnData:
     return adata.to_memory() if check_adata(adata).isbacked else adata.copy()
 
 
+def check_names(**names: str | None) -> None:
+    """Refuse keys of an AnnData that are no names; None is left to the caller."""
+    for name, value in names.items():
+        if value is not None:
+            instance(name, value, str, "the name of an entry")
+
+
 def coordinates_of(adata: AnnData, key: str = SPATIAL) -> np.ndarray:
     """Return the coordinates of all spots, all columns, finite."""
     key_in(check_adata(adata).obsm, key, "adata.obsm", "put the spots' coordinates there")
@@ -87,6 +94,7 @@ def samples_of(adata: AnnData, key: str | None) -> np.ndarray:
 def fit_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     """Return what `tl.domains` noted in ``uns[key]``; other tools' entries of that name are refused."""
     uns = check_adata(adata).uns
+    check_names(key=key)
     if not _is_fit(uns.get(key)):
         fits = [str(name) for name in uns if _is_fit(uns[name])]
         other = f"give one of {fits}" if fits else MAKES_DOMAINS

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+LARGEST = 1e15  # that arrays in single precision are multiplied by: squares of the product are still numbers
 
 
 def whole(name: str, value: Any, *, least: int = 0, most: int | None = None, of: str = "") -> int:
@@ -47,6 +48,14 @@ def positive(name: str, value: Any) -> float:
     """Return ``value`` if it is a positive, finite number."""
     if not _is_number(value) or not (np.isfinite(value) and value > 0):
         msg = f"`{name}` must be positive and finite, got {value!r}."
+        raise ValueError(msg)
+    return value
+
+
+def factor(name: str, value: Any) -> float:
+    """Return ``value`` if it is a number of at least 0 that single precision can be multiplied by."""
+    if not _is_number(value) or not 0 <= value <= LARGEST:
+        msg = f"`{name}` must be between 0 and {LARGEST:g}, got {value!r}."
         raise ValueError(msg)
     return value
 

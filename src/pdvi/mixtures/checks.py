@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import at_least, finite, positive
+from pdvi._base.checks import LARGEST, at_least, factor, finite, positive
 
 SYMMETRIC = 1e-6  # weights of both directions may differ by this part of the largest: rounding, not direction
 
 
 def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
     """Return a symmetric sparse matrix of non-negative, finite weights without self-loops; the given one is kept."""
-    checked = sp.csr_array(graph)
+    checked = _matrix(graph)
     if checked.dtype.kind != "f":
         checked = checked.astype(np.float64)
     check_graph_shape(checked.shape, n_rows)
@@ -27,6 +27,15 @@ def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
         warn_asymmetric()
         checked = averaged(checked, reverse)
     return checked
+
+
+def _matrix(graph: Any) -> sp.csr_array:
+    given: Any = graph if sp.issparse(graph) else np.asarray(graph)
+    if given.ndim != 2 or given.dtype.kind not in "fiub":
+        what = f"shape {given.shape} of {given.dtype}"
+        msg = f"`graph` must be a matrix of edge weights, a row for each row of X, got {what}; give a sparse matrix."
+        raise ValueError(msg)
+    return sp.csr_array(given)
 
 
 def check_graph_shape(shape: tuple[int, ...], n_rows: int) -> None:
@@ -42,6 +51,9 @@ def check_weights(weights: np.ndarray) -> None:
     if not good.all():
         bad = float(weights[~good][0])
         msg = f"`graph` must have finite weights of at least 0, got {bad!r}; clip or remove such edges."
+        raise ValueError(msg)
+    if weights.max(initial=0.0) > LARGEST:
+        msg = f"`graph` must have weights of at most {LARGEST:g}, got {weights.max():g}; divide them by their mean."
         raise ValueError(msg)
 
 
@@ -77,8 +89,8 @@ def warn_asymmetric() -> None:
 
 def check_coupling(beta: Any, temperature: Any = 1.0, damping: Any = None) -> None:
     """Refuse a bad strength, temperature or damping (None: to be measured)."""
-    at_least("beta", beta)
-    positive("temperature", temperature)
+    factor("beta", at_least("beta", beta))
+    factor("temperature", positive("temperature", temperature))
     if damping is not None:
         at_least("damping", damping)
 

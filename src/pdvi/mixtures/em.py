@@ -63,7 +63,7 @@ def variational_em(
         logged = {"log_every": first / recipe.first_logs if start is None else first}
     else:
         first = max_epochs
-    result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
+    result = whole_fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
     whitening = np.eye(problem.shards["x"].shape[-1])
     for _ in range(rounds):
         epochs = min(recipe.round_epochs, max_epochs - epochs_of(result))
@@ -72,12 +72,20 @@ def variational_em(
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights, floor=recipe.floor)
         whitening = np.asarray(step, float) @ whitening
         budget = {"max_epochs": epochs, "log_every": epochs}
-        later = fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
+        later = whole_fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
         before, result = result, joined(result, later, "hyper-parameters re-estimated")
         if epochs == recipe.round_epochs and little(before, result, float(problem.model.n_rows), recipe):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
+
+
+def whole_fit(problem: Problem, solver: Any, **settings: Any) -> Result:
+    """Fit as `pdvi.fit` does, but leave all that is going on when interrupted: a part of a way is no result."""
+    result = fit(problem, solver, **settings)
+    if result.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 def epochs_of(result: Result) -> float:
@@ -103,7 +111,7 @@ def annealed(
     results: list[Result] = []
     for now in np.linspace(temperature, float(problem.model.temperature), epochs + 1)[:-1]:
         heated = eqx.tree_at(lambda p: p.model.temperature, problem, jnp.full_like(problem.model.temperature, now))
-        result = fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
+        result = whole_fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
         results.append(joined(results[-1], result, f"temperature {now:.3g}") if results else result)
         start = result.point
     return results[-1]

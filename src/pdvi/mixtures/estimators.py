@@ -406,7 +406,7 @@ class PottsMixture(ClusterMixin, _Mixture):
         if graph is None:
             near = sp.csr_array(kneighbors_graph(X if places is None else places, min(NEIGHBORS, len(X) - 1)))
             graph = near.maximum(near.T)
-        return Rows(X, check_graph(sp.csr_array(graph, dtype=np.float64), len(X)), places), task
+        return Rows(X, check_graph(graph, len(X)).astype(np.float64), places), task
 
 
 def _inverses(covariances: np.ndarray) -> np.ndarray:

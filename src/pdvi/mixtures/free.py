@@ -17,11 +17,10 @@ import numpy as np
 from pdvi._base.types import Array, Shard
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
-from pdvi.mixtures.em import epochs_of, joined, little
+from pdvi.mixtures.em import epochs_of, joined, little, whole_fit
 from pdvi.mixtures.start import centred, means_of
 from pdvi.mixtures.task import Task
 from pdvi.models import FreeMixtureModel
-from pdvi.run.fit import fit
 from pdvi.shards.partition import Layout
 from pdvi.solvers import P2DVI
 from pdvi.solvers.conjugate import add, best_globals
@@ -81,7 +80,7 @@ def fit_free(
         noise = task.estimate_noise or number == 0
         problem, point = _reestimated(problem, point, structure, noise, task.learn_weights, task.recipe.floor, ridge)
         budget: dict[str, Any] = {"max_epochs": max(1, epochs), "log_every": max(1, epochs)}
-        later = fit(problem, solver, start=point, tol=task.tol, **budget, **batch)
+        later = whole_fit(problem, solver, start=point, tol=task.tol, **budget, **batch)
         left -= epochs
         before, result = result, later if result is None else joined(result, later, "hyper-parameters re-estimated")
         point = result.point

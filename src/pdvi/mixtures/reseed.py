@@ -17,10 +17,9 @@ from pdvi._base.types import Array
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.mixtures.build import point_at
-from pdvi.mixtures.em import joined
+from pdvi.mixtures.em import joined, whole_fit
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models.potts_mixture import neighbour_sum
-from pdvi.run.fit import fit
 
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
 
@@ -48,7 +47,7 @@ def reseeded(
         start, taken = moved(problem, result, exchange, recipe)
         if not taken:
             break
-        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
+        trial = whole_fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
         if trial.objective >= result.objective:
             break
         left -= epochs

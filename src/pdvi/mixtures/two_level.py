@@ -16,11 +16,10 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.build import BuiltShard, coupled, in_memory, mixture_shards
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.em import Fitted, joined, reestimate
+from pdvi.mixtures.em import Fitted, joined, reestimate, whole_fit
 from pdvi.mixtures.recipe import RECIPE
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
 from pdvi.models import TwoLevelMixtureModel
-from pdvi.run.fit import fit
 from pdvi.shards.partition import Layout
 from pdvi.solvers.conjugate import add, best_globals
 
@@ -123,13 +122,13 @@ def two_level_em(
     """
     point = starting_point(problem, seed=seed)
     problem, point, whitening = two_level_reestimate(problem, point, noise=noise, shares=shares)
-    result = fit(problem, solver, start=point, seed=seed, **{**settings, "max_epochs": first, "log_every": first})
+    result = whole_fit(problem, solver, start=point, seed=seed, **{**settings, "max_epochs": first, "log_every": first})
     settings = {**settings, "max_epochs": epochs, "log_every": epochs, "seed": seed}
     for _ in range(rounds if noise or shares else 0):
         problem, point, step = two_level_reestimate(problem, result.point, noise=noise, shares=shares)
         whitening = step @ whitening
         before = result
-        result = joined(result, fit(problem, solver, start=point, **settings), "hyper-parameters re-estimated")
+        result = joined(result, whole_fit(problem, solver, start=point, **settings), "hyper-parameters re-estimated")
         if _little(before, result, float(problem.model.n_rows)):
             result = dataclasses.replace(result, status=Status.CONVERGED)
             break

@@ -9,7 +9,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import check_adata, check_names, coordinates_of, features_of, samples_of
 from pdvi._anndata.keys import SPATIAL, WEIGHTS
 from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
@@ -86,6 +86,8 @@ def domains(
     check_adata(adata)
     whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
     checked_seed("seed", seed)
+    names = {"use_rep": use_rep, "graph_key": graph_key, "sample_key": sample_key, "spatial_key": spatial_key}
+    check_names(**names, key_added=key_added)
     instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     watch = Stopwatch()
     adata = adata.copy() if copy else adata
@@ -106,7 +108,7 @@ def domains(
     make_missing(adata, use_rep=use_rep, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
     watch.lap("missing")
     features = features_of(adata, use_rep or "X_neighborhood", "pdvi.pp.neighborhood(adata)")
-    graph = check_graph(sp.csr_array(adata.obsp[graph_key], dtype=np.float64), adata.n_obs)
+    graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
     wanted = refine or (refine is None and use_rep is None and "X_pca" in adata.obsm)
     found, refined = find_domains(
         Rows(features, graph, _apart(coordinates, samples)),
