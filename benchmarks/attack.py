@@ -21,7 +21,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +376,11 @@ def files(tally: Tally, folder: Path, results: int, manifests: int, stores: int)
 # ------------------------------------------------------------------------------------------------------ Ctrl-C
 
 
+# a shell lets what it runs in the background ignore Ctrl-C, and children inherit that
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+PDVI = f"{HEARD}; from pdvi.cli import main; main()"
+
+
 def interrupts(tally: Tally, folder: Path, count: int) -> None:
     """Interrupt `pdvi domains` at random moments; the first run, undisturbed, tells how long it takes."""
     source = folder / "slide.h5ad"
@@ -385,15 +389,12 @@ def interrupts(tally: Tally, folder: Path, count: int) -> None:
     work = folder / "out"
     work.mkdir()
     names = ["map.png", "out.h5ad", "report.html"]
-    command = [sys.executable, "-m", "pdvi", "domains", str(source), "-o", str(work / "out.h5ad"), "--n-domains", "3"]
+    command = [sys.executable, "-c", PDVI, "domains", str(source), "-o", str(work / "out.h5ad"), "--n-domains", "3"]
     command += ["--plot", str(work / "map.png"), "--report", str(work / "report.html"), "--quiet"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONWARNINGS": "ignore"}
 
     def started() -> subprocess.Popen[bytes]:
-        # a shell lets what it runs in the background ignore Ctrl-C
-        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, preexec_fn=heard)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def clean() -> None:
         for path in work.iterdir():

@@ -91,7 +91,7 @@ def fit_free(
             break
     assert result is not None
     model = problem.model
-    covariances = np.linalg.inv(np.asarray(model.precision, float)) * scale[:, None] * scale
+    covariances = _inverted(np.asarray(model.precision, float)) * scale[:, None] * scale
     shift = total * float(np.log(scale).sum())
     result = dataclasses.replace(result, trace=result.trace.assign(objective=result.trace["objective"] + shift))
     found = np.asarray(where.unshard(result.local_params), float) / np.maximum(weight, 1e-300)[:, None]
@@ -105,6 +105,13 @@ def fit_free(
         epochs_of(result),
         time.perf_counter() - began,
     )
+
+
+def _inverted(precisions: np.ndarray) -> np.ndarray:
+    """Covariances in double precision, positive definite though precisions in single precision may miss it."""
+    values, vectors = np.linalg.eigh(0.5 * (precisions + precisions.transpose(0, 2, 1)))
+    values = np.maximum(values, 1e-9 * values.max(1, keepdims=True))
+    return (vectors / values[:, None]) @ vectors.transpose(0, 2, 1)
 
 
 def _problem(X: np.ndarray, weight: np.ndarray, probabilities: np.ndarray, where: Layout) -> Problem:
@@ -164,6 +171,8 @@ def structured(total: Array, mass: Array, structure: str, floor: float) -> Array
     n_features = total.shape[1]
     eye = jnp.eye(n_features)
     pooled = total.sum(0) / mass.sum()
+    if structure in ("full", "tied"):  # in single precision smaller eigenvalues are rounding, of either sign
+        floor = max(floor, 1e-6 * n_features)
     least = jnp.maximum(floor * jnp.trace(pooled) / n_features, 1e-12)
     own = total / jnp.maximum(mass, 1e-6 * mass.sum())[:, None, None]
     if structure == "tied":
