@@ -229,13 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(arguments, prog_name="pdvi", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        if _is_interrupt(error):
-            print("pdvi: interrupted; no output was changed.", file=sys.stderr)
-            sys.exit(INTERRUPTED)
-        if "--debug" in arguments:
+        code = INTERRUPTED if _is_interrupt(error) else None
+        if code is None and "--debug" in arguments:
             raise
-        print(f"pdvi: {_line(error)}", file=sys.stderr)
-        sys.exit(2 if _is_usage(error) else 1)
+        if code is None:
+            print(f"pdvi: {_line(error)}", file=sys.stderr)
+            sys.exit(2 if _is_usage(error) else 1)
+    if code == INTERRUPTED:  # raised here, or told by typer, depending on its version
+        print("pdvi: interrupted.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
