@@ -1,7 +1,7 @@
 # `make test` is the README's test command; `make check` is what CI runs.
 PYTHON ?= python
 
-.PHONY: test test-slow test-all lint format types check bench
+.PHONY: test test-slow test-all lint format types check bench fuzz
 test: # minutes
 	$(PYTHON) -m pytest -n 2 -m "not slow"
 
@@ -26,3 +26,7 @@ check: lint types test-all
 bench:
 	$(PYTHON) benchmarks/quadratic_speed.py
 	$(PYTHON) benchmarks/mixture_speed.py --growth
+
+fuzz: # the property tests at length, and the attack
+	$(PYTHON) -m pytest tests/test_properties.py --hypothesis-profile=long
+	$(PYTHON) benchmarks/attack.py

@@ -9,6 +9,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+from hypothesis import HealthCheck, settings
+
+# `make fuzz` takes the long profile; in the suite the same few examples come every time.
+settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile(
+    "short", max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("short")
 
 
 @pytest.fixture

@@ -110,3 +110,20 @@ def numbers(result):
 def largest_difference(a, b):
     """Between the parameters of two results, relative to the largest entry of each array."""
     return max(np.abs(x - y).max() / max(np.abs(x).max(), 1e-300) for x, y in zip(numbers(a), numbers(b)))
+
+
+def free_problem(n_shards=4, n_rows=30, dim=2, n_components=3, seed=0):
+    """A mixture whose components have covariances of their own; rows have weights, some none."""
+    rng = np.random.default_rng(seed)
+    factors = rng.normal(size=(n_components, dim, dim))
+    weight = rng.uniform(0.2, 2, size=(n_shards, n_rows)) * (rng.random((n_shards, n_rows)) < 0.9)
+    model = pdvi.models.FreeMixtureModel(
+        start=rng.normal(size=(n_components, dim)),
+        prior_mean=rng.normal(size=dim),
+        prior_variance=rng.uniform(0.5, 2, size=dim),
+        precision=factors @ factors.transpose(0, 2, 1) + np.eye(dim),
+        log_weights=np.log(rng.dirichlet(np.ones(n_components))),
+        n_rows=np.asarray(weight.sum()),
+    )
+    x = rng.normal(size=(n_shards, n_rows, dim))
+    return pdvi.Problem(model, {"x": x, "mask": weight, "fraction": weight.sum(1) / weight.sum()})

@@ -104,20 +104,3 @@ def test_a_mistake_in_a_request_is_named():
 
     with pytest.raises(TypeError, match="a solver may ask for Look, Visit, Fresh, Begin, Tidy or Tell, got 'the moon'"):
         pdvi.fit(problem(), Odd(), max_epochs=1)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"problem": None}, "`problem` must be a pdvi.Problem, got NoneType None"),
-        ({"solver": pdvi.P2DVI}, r"`solver` must be a solver such as pdvi.P2DVI\(\), got P2DVI itself"),
-        ({"solver": "p2dvi"}, "`solver` must be a solver .* got str 'p2dvi'"),
-        ({"executor": 0}, "`executor` must be an executor .* got int 0"),
-        ({"executor": "disk"}, "`executor` must be an executor .* got str 'disk'"),
-    ],
-    ids=str,
-)
-def test_wrong_kinds_are_named(wrong, message):
-    arguments = {"problem": problem(), "solver": pdvi.P2DVI(), **wrong}
-    with pytest.raises(TypeError, match=message):
-        pdvi.fit(arguments.pop("problem"), arguments.pop("solver"), **arguments)

@@ -1,5 +1,5 @@
 """Run the command line with `python -m pdvi`."""
 
-from pdvi.cli.app import main
+from pdvi.cli import main
 
 main()

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
 
-from pdvi._base.checks import at_least, finite, positive, whole
+from pdvi._base.checks import factor, finite, positive, whole
 
 
 def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_array:
@@ -47,7 +47,7 @@ def weights(
     r_il = |g_i . (l_l - l_i)| / (|g_i| |l_l - l_i|) + tau (cos(x_i, x_l) + 1); without a flow, or where it is
     zero, the first term is left out.
     """
-    at_least("tau", tau)
+    factor("tau", tau)
     edges = sp.coo_array(sp.csr_array(graph))
     i, j = edges.row, edges.col
     norms = np.linalg.norm(X, axis=1, keepdims=True)

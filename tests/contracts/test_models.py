@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import pdvi
-from models_for_tests import offset_problem, tissue_problem, two_samples
+from models_for_tests import free_problem, offset_problem, tissue_problem, two_samples
 from pdvi.core.model import (
     Conjugate,
     Constrained,
@@ -31,6 +31,7 @@ PROBLEMS = {
     "quartic": lambda: pdvi.datasets.quartic(6),
     "tanh regression": lambda: pdvi.datasets.tanh_regression(6),
     "gaussian mixture": lambda: pdvi.datasets.mixture(200, dim=2, n_components=3, batch_size=24, seed=1).problem(),
+    "free mixture": lambda: free_problem(),
     "potts mixture": lambda: tissue_problem(300, 5),
     "samples with offsets": lambda: offset_problem(two_samples(300), 5)[0],
     "skeleton": lambda: pdvi.Problem(SKELETON["RobustRegression"](3), SKELETON["simulate"](60, n_shards=4)[0]),

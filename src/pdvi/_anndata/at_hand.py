@@ -34,6 +34,17 @@ def rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
     return copied
 
 
+def check_rows(rows: np.ndarray, name: str) -> None:
+    """Refuse rows that are no matrix of finite numbers; never more than a block of them is in memory."""
+    if rows.ndim != 2 or 0 in rows.shape or rows.dtype.kind not in "fiub":
+        msg = f"{name} must hold numbers, a row for each spot, got shape {rows.shape} of {rows.dtype}; give a matrix."
+        raise ValueError(msg)
+    bad = sum(int((~np.isfinite(rows[begin:end])).sum()) for begin, end in _blocks(len(rows)))
+    if bad:
+        msg = f"{name} must be finite: {bad} of {rows.size} values are NaN or infinite; remove or impute them."
+        raise ValueError(msg)
+
+
 def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
     """Return the checked graph: in memory if it was, else on disk.
 
@@ -41,7 +52,7 @@ def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
     of columns: each then holds the transposed entries of a block of rows, which is compared (and averaged, if need be)
     with that block. Never more than two blocks are in memory.
     """
-    if sp.issparse(graph):
+    if sp.issparse(graph) or isinstance(graph, np.ndarray):
         return check_graph(graph, n_rows)
     lazy = graph
     if not hasattr(graph, "shape"):  # the group of a sparse matrix in a file

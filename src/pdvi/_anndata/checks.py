@@ -23,10 +23,11 @@ def check_adata(adata: AnnData) -> AnnData:
     """Return ``adata`` if it is an AnnData; otherwise say how to get one from what was given."""
     from anndata import AnnData
 
-    return instance("adata", adata, AnnData, "an AnnData", _way_to_adata(adata))
+    return instance("adata", adata, AnnData, "an AnnData", way_to_adata(adata))
 
 
-def _way_to_adata(given: Any) -> str:
+def way_to_adata(given: Any) -> str:
+    """Return the remedy: how an AnnData is had from something else."""
     # by name: neither library is needed here, and whoever has such an object has imported it
     kind = type(given).__name__
     if kind == "SpatialData":
@@ -43,6 +44,13 @@ def to_change(adata: AnnData, *, copy: bool) -> AnnData:
     if not copy:
         return check_adata(adata)
     return adata.to_memory() if check_adata(adata).isbacked else adata.copy()
+
+
+def check_names(**names: str | None) -> None:
+    """Refuse keys of an AnnData that are no names; None is left to the caller."""
+    for name, value in names.items():
+        if value is not None:
+            instance(name, value, str, "the name of an entry")
 
 
 def coordinates_of(adata: AnnData, key: str = SPATIAL) -> np.ndarray:
@@ -86,6 +94,7 @@ def samples_of(adata: AnnData, key: str | None) -> np.ndarray:
 def fit_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     """Return what `tl.domains` noted in ``uns[key]``; other tools' entries of that name are refused."""
     uns = check_adata(adata).uns
+    check_names(key=key)
     if not _is_fit(uns.get(key)):
         fits = [str(name) for name in uns if _is_fit(uns[name])]
         other = f"give one of {fits}" if fits else MAKES_DOMAINS

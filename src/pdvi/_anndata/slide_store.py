@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvi._anndata.at_hand import graph_at_hand, rows_at_hand
-from pdvi._anndata.checks import SPATIAL
-from pdvi._base.checks import whole
+from pdvi._anndata.at_hand import check_rows, graph_at_hand, rows_at_hand
+from pdvi._anndata.checks import SPATIAL, way_to_adata
+from pdvi._base.checks import instance, whole
+from pdvi._base.checks import seed as checked_seed
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
 from pdvi.mixtures.build import Coupling, coupled, mixture_shards, padded_halo, potts_model
@@ -68,7 +69,10 @@ def write_store(
     if isinstance(data, Problem):
         _write_problem(path, data, overwrite)
         return
+    kinds = "a Problem, an AnnData, or the path of an h5ad file or zarr folder"
+    instance("data", data, (str, os.PathLike, _anndata()), kinds, way_to_adata(data))
     n_domains = whole("n_domains", n_domains, least=1)
+    seed = checked_seed("seed", seed)
     shard_size = whole("shard_size", shard_size, least=1)
     check_coupling(beta, damping=damping)
     with ExitStack() as stack:
@@ -77,6 +81,8 @@ def write_store(
         scratch = writer.folder / "scratch"
         scratch.mkdir()
         X = rows_at_hand(_part(slide, "obsm", use_rep), scratch)
+        whole("n_domains", n_domains, least=1, most=len(X), of="the number of spots")
+        check_rows(X, f"{use_rep!r} in obsm")
         spatial = check_coordinates(_part(slide, "obsm", spatial_key)[:], len(X))[:, :2]
         graph = graph_at_hand(_part(slide, "obsp", graph_key), len(X), scratch)
         where = layout(median_cuts(spatial, -(-len(spatial) // shard_size)), along_space(spatial))
@@ -109,6 +115,12 @@ def _write_problem(path: str | os.PathLike, problem: Problem, overwrite: bool) -
             writer.add({name: np.asarray(leaf[b]) for name, leaf in problem.shards.items()})
         halo = None if problem.halo is None else np.asarray(problem.halo)
         writer.finish(halo=halo, model=described(problem.model))
+
+
+def _anndata() -> type:
+    from anndata import AnnData  # takes long, and is not needed for a `Problem`
+
+    return AnnData
 
 
 def _open(data: Any, stack: ExitStack) -> Any:

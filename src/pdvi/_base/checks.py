@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
+LARGEST = 1e15  # that arrays in single precision are multiplied by: squares of the product are still numbers
 
 
 def whole(name: str, value: Any, *, least: int = 0, most: int | None = None, of: str = "") -> int:
@@ -51,6 +52,14 @@ def positive(name: str, value: Any) -> float:
     return value
 
 
+def factor(name: str, value: Any) -> float:
+    """Return ``value`` if it is a number of at least 0 that single precision can be multiplied by."""
+    if at_least(name, value) > LARGEST:
+        msg = f"`{name}` must be at most {LARGEST:g}, got {value!r}."
+        raise ValueError(msg)
+    return value
+
+
 def at_least(name: str, value: Any, least: float = 0.0) -> float:
     """Return ``value`` if it is a finite number of at least ``least``."""
     if not _is_number(value) or not (np.isfinite(value) and value >= least):
@@ -85,7 +94,8 @@ def one_of(name: str, value: T, options: Collection[T]) -> T:
 
 def instance(name: str, value: T, kinds: type | tuple[type, ...], wanted: str, remedy: str = "") -> T:
     """Return ``value`` if it is of one of these kinds; ``wanted`` says in words what is."""
-    if not isinstance(value, kinds):
+    # a class has the methods of its instances, and so passes for an instance of a protocol
+    if not isinstance(value, kinds) or isinstance(value, type):
         given = value.__name__ + " itself" if isinstance(value, type) else f"{type(value).__name__} {_short(value)}"
         msg = f"`{name}` must be {wanted}, got {given}{f'; {remedy}' if remedy else ''}."
         raise TypeError(msg)

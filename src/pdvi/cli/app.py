@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from pdvi._base.console import Say
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+INTERRUPTED = 130  # as a shell reports it
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.")]
@@ -106,7 +110,7 @@ def domains(
         say(adata.uns[keys.DOMAIN]["status"])
         if plot is not None or report is not None:
             _without_windows()
-        with ExitStack() as stack:  # all files take their names at the end, or none does
+        with _not_halfway() as undisturbed, ExitStack() as stack:  # all files take their names at the end, or none does
             places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
             adata.write_h5ad(places[output])
@@ -114,6 +118,7 @@ def domains(
                 figures.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
             if report is not None:
                 reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
+            undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
         say("done")
 
 
@@ -216,22 +221,31 @@ def info(debug: Debug = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit: with 0, with 2 for wrong usage, or with 1 and one line of cause and remedy.
+    """Run a command and exit: with 0, with 2 for wrong usage, 130 if interrupted, or 1 and a line of cause and remedy.
 
     A traceback is shown only with --debug.
     """
     arguments = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     try:
         code = app(arguments, prog_name="pdvi", standalone_mode=False)
-    except Exception as error:
-        if "--debug" in arguments:
+    except (Exception, KeyboardInterrupt) as error:
+        code = INTERRUPTED if _is_interrupt(error) else None
+        if code is None and "--debug" in arguments:
             raise
-        print(f"pdvi: {_line(error)}", file=sys.stderr)
-        sys.exit(2 if _is_usage(error) else 1)
+        if code is None:
+            print(f"pdvi: {_line(error)}", file=sys.stderr)
+            sys.exit(2 if _is_usage(error) else 1)
+    if code == INTERRUPTED:  # raised here, or told by typer, depending on its version
+        print("pdvi: interrupted.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _is_usage(error: Exception) -> bool:
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether someone pressed Ctrl-C: as it is, or as click passes it on."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
+
+
+def _is_usage(error: BaseException) -> bool:
     """Whether the command line itself is wrong: an unknown option, a missing argument."""
     return hasattr(error, "format_message")  # click's; typer has a copy of it, or not, depending on its version
 
@@ -259,6 +273,19 @@ def _working(quiet: bool) -> Iterator[Say]:
     keep_compiled()
     with progress(quiet=quiet) as say:
         yield say
+
+
+@contextmanager
+def _not_halfway() -> Iterator[Callable[[], object]]:
+    """Give a function to be called when there is no way back: from then to the end Ctrl-C does nothing."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _without_windows() -> None:

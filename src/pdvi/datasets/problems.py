@@ -124,7 +124,7 @@ def mixture(
     _sizes(n=n, dim=dim, n_components=n_components)
     checks.whole("batch_size", batch_size, least=1, most=n, of="the number of rows")
     checks.share("bias", bias)
-    checks.at_least("separation", separation)
+    checks.factor("separation", separation)
     checks.seed("seed", seed)
     rng = np.random.default_rng(seed)
     means = separation * rng.standard_normal((n_components, dim))

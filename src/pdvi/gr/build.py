@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from pdvi import graphs
 from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, features_of, samples_of, to_change
 from pdvi._anndata.keys import COMPONENTS, FLOW, NEIGHBORHOOD, PATCH, SPATIAL, WEIGHTS
-from pdvi._base.checks import at_least, key_in, positive, whole, wholes
+from pdvi._base.checks import factor, key_in, positive, whole, wholes
 from pdvi.shards.partition import grid, median_cuts
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def weights(
     Without features (``use_rep``, "X_neighborhood" or "X_pca") nothing is known that could tell edges apart, and the
     weights stay as they are. Coordinates are needed only with ``flow_key``.
     """
-    at_least("tau", tau)
+    factor("tau", tau)
     adata = to_change(adata, copy=copy)
     key_in(adata.obsp, key, "adata.obsp", "run pdvi.gr.knn_graph(adata) first")
     _weigh(adata, tau, use_rep, flow_key, spatial_key, key)
@@ -199,7 +199,7 @@ def _build(
     copy: bool,
 ) -> AnnData | None:
     """Write one weighted graph per sample, so that no edge joins two samples."""
-    at_least("tau", tau)
+    factor("tau", tau)
     coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
     sources, targets = [], []
     for sample in np.unique(samples):

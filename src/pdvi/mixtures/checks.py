@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import at_least, positive
+from pdvi._base.checks import LARGEST, at_least, factor, finite, positive
 
 SYMMETRIC = 1e-6  # weights of both directions may differ by this part of the largest: rounding, not direction
 
 
 def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
     """Return a symmetric sparse matrix of non-negative, finite weights without self-loops; the given one is kept."""
-    checked = sp.csr_array(graph)
+    checked = _matrix(graph)
     if checked.dtype.kind != "f":
         checked = checked.astype(np.float64)
     check_graph_shape(checked.shape, n_rows)
@@ -27,6 +27,15 @@ def check_graph(graph: Any, n_rows: int) -> sp.csr_array:
         warn_asymmetric()
         checked = averaged(checked, reverse)
     return checked
+
+
+def _matrix(graph: Any) -> sp.csr_array:
+    given: Any = graph if sp.issparse(graph) else np.asarray(graph)
+    if given.ndim != 2 or given.dtype.kind not in "fiub":
+        what = f"shape {given.shape} of {given.dtype}"
+        msg = f"`graph` must be a matrix of edge weights, a row for each row of X, got {what}; give a sparse matrix."
+        raise ValueError(msg)
+    return sp.csr_array(given)
 
 
 def check_graph_shape(shape: tuple[int, ...], n_rows: int) -> None:
@@ -42,6 +51,9 @@ def check_weights(weights: np.ndarray) -> None:
     if not good.all():
         bad = float(weights[~good][0])
         msg = f"`graph` must have finite weights of at least 0, got {bad!r}; clip or remove such edges."
+        raise ValueError(msg)
+    if weights.max(initial=0.0) > LARGEST:
+        msg = f"`graph` must have weights of at most {LARGEST:g}, got {weights.max():g}; divide them by their mean."
         raise ValueError(msg)
 
 
@@ -77,8 +89,8 @@ def warn_asymmetric() -> None:
 
 def check_coupling(beta: Any, temperature: Any = 1.0, damping: Any = None) -> None:
     """Refuse a bad strength, temperature or damping (None: to be measured)."""
-    at_least("beta", beta)
-    positive("temperature", temperature)
+    factor("beta", at_least("beta", beta))
+    factor("temperature", positive("temperature", temperature))
     if damping is not None:
         at_least("damping", damping)
 
@@ -104,3 +116,40 @@ def check_probabilities(start: Any, shape: tuple[int, int]) -> np.ndarray:
         msg += "." if start.shape != shape else ", whose rows do not all add up to 1; divide each by its sum."
         raise ValueError(msg)
     return start
+
+
+def check_means(means: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return a finite mean for each component."""
+    means = np.asarray(means)
+    if means.shape != shape or means.dtype.kind not in "fiu":
+        msg = f"`means_init` must have {shape[0]} rows of {shape[1]} numbers, got shape {means.shape} of {means.dtype}."
+        raise ValueError(msg)
+    return finite("means_init", means.astype(float), "give numbers")
+
+
+def check_shares(shares: Any, n_components: int) -> np.ndarray:
+    """Return the share of each component; they add up to 1."""
+    shares = np.asarray(shares)
+    good = shares.shape == (n_components,) and shares.dtype.kind in "fiu" and bool((shares >= 0).all())
+    if not good or not np.isclose(shares.sum(), 1, atol=1e-3):
+        msg = f"`weights_init` must be {n_components} numbers of at least 0 that add up to 1, got {shares!r}."
+        raise ValueError(msg)
+    return shares.astype(float)
+
+
+def weighted_rows(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows that count, with their weights; where weights are few whole numbers, rows repeated instead."""
+    real = weight > 0
+    if int(real.sum()) < 2:
+        msg = f"`sample_weight` must be above 0 for at least 2 rows, got {int(real.sum())}."
+        raise ValueError(msg)
+    X, weight = X[real], weight[real]
+    if (weight == np.round(weight)).all() and weight.sum() <= 8 * len(X):
+        return np.repeat(X, weight.astype(int), axis=0), None
+    return X, weight
+
+
+def in_order(X: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return rows by size, so that nothing depends on the order in which they come; three columns decide."""
+    order = np.lexsort(X.T[2::-1])
+    return X[order], None if weight is None else weight[order]

@@ -57,7 +57,7 @@ def variational_em(
         logged = {"log_every": first / recipe.first_logs if start is None else first}
     else:
         first = max_epochs
-    result = fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
+    result = whole_fit(problem, solver, start=start, tol=tol, **{**settings, **logged, "max_epochs": first})
     whitening = np.eye(problem.shards["x"].shape[-1])
     for _ in range(rounds):
         epochs = min(recipe.round_epochs, max_epochs - epochs_of(result))
@@ -66,12 +66,20 @@ def variational_em(
         problem, point, step = reestimate(problem, result.point, noise=noise, weights=weights, floor=recipe.floor)
         whitening = np.asarray(step, float) @ whitening
         budget = {"max_epochs": epochs, "log_every": epochs}
-        later = fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
+        later = whole_fit(problem, solver, start=point, tol=tol, **{**settings, **budget})
         before, result = result, joined(result, later, "hyper-parameters re-estimated")
-        if epochs == recipe.round_epochs and _little(before, result, float(problem.model.n_rows), recipe):
+        if epochs == recipe.round_epochs and little(before, result, float(problem.model.n_rows), recipe):
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
             break
     return Fitted(problem, result, whitening)
+
+
+def whole_fit(problem: Problem, solver: Any, **settings: Any) -> Result:
+    """Fit as `pdvi.fit` does, but leave all that is going on when interrupted: a part of a way is no result."""
+    result = fit(problem, solver, **settings)
+    if result.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 def epochs_of(result: Result) -> float:
@@ -79,8 +87,8 @@ def epochs_of(result: Result) -> float:
     return float(result.trace["epoch"].iloc[-1])
 
 
-def _little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
-    """Whether a round brought too little to go on."""
+def little(before: Result, after: Result, n_rows: float, recipe: Recipe) -> bool:
+    """Return whether a round brought too little to go on."""
     gain = before.objective - after.objective
     changed = (np.asarray(labels_of(before.local_params)) != np.asarray(labels_of(after.local_params))).sum()
     steady = gain < recipe.steady_gain * n_rows and changed < recipe.steady_labels * n_rows
@@ -97,7 +105,7 @@ def annealed(
     results: list[Result] = []
     for now in np.linspace(temperature, float(problem.model.temperature), epochs + 1)[:-1]:
         heated = eqx.tree_at(lambda p: p.model.temperature, problem, jnp.full_like(problem.model.temperature, now))
-        result = fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
+        result = whole_fit(heated, solver, start=start, **{**settings, "max_epochs": 1, "tol": 0.0})
         results.append(joined(results[-1], result, f"temperature {now:.3g}") if results else result)
         start = result.point
     return results[-1]
@@ -110,3 +118,18 @@ def joined(earlier: Result, later: Result, event: str) -> Result:
         trace[column] += earlier.trace[column].iloc[-1]
     trace.loc[trace.index[0], "event"] = event
     return dataclasses.replace(later, trace=pd.concat([earlier.trace, trace], ignore_index=True))
+
+
+def measured_in(result: Result, unit: float, n_numbers: int) -> Result:
+    """Return the result of rows that were divided by ``unit`` with the objective of the rows themselves."""
+    if not np.isfinite(result.objective):
+        msg = (
+            "`X` has no finite fit in single precision: its values differ too much in size; "
+            "remove outliers, or give the features similar units."
+        )
+        raise ValueError(msg)
+    if unit == 1:
+        return result
+    return dataclasses.replace(
+        result, trace=result.trace.assign(objective=result.trace["objective"] + n_numbers * np.log(unit))
+    )

@@ -19,13 +19,21 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at, replaced
 from pdvi.mixtures.coarse import coarsened
-from pdvi.mixtures.em import annealed, epochs_of, variational_em
+from pdvi.mixtures.em import Fitted, annealed, epochs_of, measured_in, variational_em
+from pdvi.mixtures.exchange import exchanged
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
 from pdvi.mixtures.restarts import best_of
-from pdvi.mixtures.samples import centred, means_by_sample
-from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of, whitened, whitening_of
+from pdvi.mixtures.start import (
+    EmpiricalBayes,
+    centred,
+    empirical_bayes,
+    from_labels,
+    means_of,
+    whitened,
+    whitening_of,
+)
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.solvers import CAVI, P2DVI
@@ -60,7 +68,7 @@ def refine(
     ``weak_graph`` makes the many edges that single spots need (``force``: refine whatever the checks say).
     """
     before = start.probabilities / start.probabilities.sum(1, keepdims=True)
-    X = centred(spots.X, spots.sample)
+    X = centred(spots.X, spots.sample).X
     if not (force or are_normal_clouds(X, before, task.recipe)):
         return None
     graph = weak_graph()
@@ -98,7 +106,7 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
     where = cut(rows, task)
-    offset, X = means_by_sample(rows.X, rows.sample), centred(rows.X, rows.sample)
+    X, offset, unit = centred(rows.X, rows.sample)
     seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
     if known is None:
         starts = [empirical_bayes(X, task.n_components, seed=int(seed), recipe=recipe) for seed in seeds[1:]]
@@ -120,6 +128,8 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
             for number, settings in enumerate(tries)
         ]
     best = min(fits, key=lambda fit: fit.result.objective)
+    if task.exchange and rows.graph is None:
+        best = _exchanged(best, rows, task, len(where.rows), seed=int(seeds[0]))
     result = best.result
     if task.reseed:
         result = reseeded(
@@ -136,7 +146,8 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     probabilities = np.asarray(where.unshard(result.local_params), float)
     seconds = time.perf_counter() - began + (0.0 if start is None else start.seconds)
     epochs = best.warm_up + epochs_of(result)
-    return Found(result, best.problem.model, offset, best.whitening, probabilities, epochs, seconds)
+    result = measured_in(result, unit, X.size)
+    return Found(result, best.problem.model, offset, best.whitening / unit, probabilities, epochs, seconds)
 
 
 def cut(rows: Rows, task: Task) -> Layout:
@@ -273,6 +284,22 @@ def _fit_from(
         **common,
     )
     return _Fit(fitted.problem, fitted.result, fitted.whitening @ whitening, task.max_epochs - left)
+
+
+def _exchanged(fit: _Fit, rows: Rows, task: Task, n_shards: int, *, seed: int) -> _Fit:
+    """Exchange components of a plain mixture while that helps."""
+    fitted = exchanged(
+        Fitted(fit.problem, fit.result, fit.whitening),
+        _solver(task, rows),
+        noise=task.noise,
+        weights=task.learn_weights,
+        max_epochs=task.max_epochs - fit.warm_up - epochs_of(fit.result),
+        tol=task.tol,
+        recipe=task.recipe,
+        seed=seed,
+        batch_size=_batch_size(task, rows, n_shards),
+    )
+    return _Fit(*fitted, fit.warm_up)
 
 
 def _solver(task: Task, rows: Rows) -> Any:

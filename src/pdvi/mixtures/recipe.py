@@ -64,6 +64,7 @@ class Recipe:
     unused_share: float = 0.05  # of an equal share of the rows: a component with less is unused; a choice
     reseed_epochs: int = 8  # of a trial: its start has labels, and most stay; a choice
     exchange_trials: int = 2  # where components in use may be given up too; a choice
+    exchanges: int = 8  # trials of a plain mixture, each re-estimated: as many as helped on benchmarks/exchange.py
     smoothings: int = 3  # averages of residuals over the graph: with ten neighbours some thirty rows count
     least_split_rows: int = 4  # in a component that may be split; a choice
 

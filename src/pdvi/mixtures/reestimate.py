@@ -19,6 +19,9 @@ from pdvi.models import SampleOffsets, TwoLevelMixtureModel
 from pdvi.models.sample_offsets import OFFSET, shifted
 from pdvi.solvers.conjugate import add, best_globals
 
+ROUNDING = 1e-6  # of a sum of squares: what single precision leaves of a difference of such sums
+NOTHING = 1e-20  # a variance far below that of any rows, which are given in a unit that suits them: they are constant
+
 Reestimated = tuple[Problem, Point, Array]
 
 
@@ -93,12 +96,14 @@ def _of_rows(problem: Problem, point: Point, *, noise: str | None, weights: bool
         model = dataclasses.replace(model, log_weights=_log_shares(mass, model.n_rows, floor))
     if noise == "diagonal":
         square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
-        estimate = square / model.n_rows
-        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, floor * estimate.mean()))
+        estimate = jnp.maximum(square, ROUNDING * shards["square"].sum(0)) / model.n_rows
+        least = jnp.maximum(floor * estimate.mean(), NOTHING)
+        model = dataclasses.replace(model, noise_variance=jnp.maximum(estimate, least))
     if noise == "tied":
         cross = total.T @ mean
-        scatter = _scatter(problem) - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
-        step = _whitening(scatter / model.n_rows, shards["square"].sum(0) <= 0, floor)
+        about = _scatter(problem)
+        scatter = about - cross - cross.T + mean.T @ (mass[:, None] * mean) + jnp.diag(mass @ variance)
+        step = _whitening(scatter / model.n_rows, about / model.n_rows, floor)
         mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
         prior_mean = step @ model.prior_mean
         prior_variance = jnp.mean((mean - prior_mean) ** 2 + variance, axis=0)
@@ -117,11 +122,26 @@ def _of_rows(problem: Problem, point: Point, *, noise: str | None, weights: bool
     return problem, Point({"mean": mean, "log_var": best["log_var"]}, local), step
 
 
-def _whitening(scatter: Array, unused: Array, floor: float) -> Array:
-    """Return what makes a covariance the identity; ``unused`` features, 0 in every row, stay as they are."""
+def _whitening(scatter: Array, about: Array, floor: float) -> Array:
+    """Return the matrix that makes residuals white; ``about`` is the rows' own scatter, of which they are what is left.
+
+    Along a direction in which residuals are next to nothing the difference is rounding, of either sign: there, and only
+    there, the rows' own scatter says what can be resolved. Features that are 0 in every row stay as they are.
+    """
+    own, eye = jnp.diagonal(about), jnp.eye(len(scatter))
+    unused = own <= 0
+    scatter = jnp.where(unused | unused[:, None], 0.0, scatter)
+    lost = jnp.diagonal(scatter) < 1e-4 * own
+    scatter += jnp.diag(jnp.where(lost, ROUNDING * own - jnp.minimum(jnp.diagonal(scatter), 0), 0.0))
     ridge = floor * jnp.trace(scatter) / jnp.maximum((~unused).sum(), 1)
-    used = jnp.where(unused | unused[:, None], 0.0, scatter)
-    return jnp.linalg.inv(jnp.linalg.cholesky(used + jnp.diag(jnp.where(unused, 1.0, ridge))))
+    ridge = jnp.where(ridge > 0, ridge, 1.0)  # 1: nothing varies
+    rest = jnp.diag(jnp.where(unused, 1.0, 0.0))
+    factor = jnp.linalg.cholesky(scatter + jnp.where(unused, 1.0, ridge) * eye)
+    coarse = jnp.linalg.cholesky(scatter + jnp.maximum(ridge, 10 * ROUNDING * jnp.trace(about)) * eye + rest)
+    factor = jnp.where(jnp.isfinite(factor).all(), factor, coarse)
+    alone = jnp.diag(jnp.sqrt(jnp.maximum(jnp.diagonal(scatter), ridge)))
+    factor = jnp.where(jnp.isfinite(factor).all(), factor, alone)
+    return jnp.linalg.inv(factor)
 
 
 def _log_shares(mass: Array, n_rows: Array, floor: float) -> Array:

@@ -17,10 +17,9 @@ from pdvi._base.types import Array, Globals
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.mixtures.build import point_at
-from pdvi.mixtures.em import joined
+from pdvi.mixtures.em import joined, whole_fit
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models.potts_mixture import neighbour_sum
-from pdvi.run.fit import fit
 
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
 
@@ -45,22 +44,31 @@ def reseeded(
         epochs = min(recipe.reseed_epochs, left)
         if epochs < 1:
             break
-        start, moved = _moved(problem, result, exchange, recipe)
-        if not moved:
+        start, taken = moved(problem, result, exchange, recipe)
+        if not taken:
             break
-        trial = fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
+        trial = whole_fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
         if trial.objective >= result.objective:
             break
         left -= epochs
-        names = ", ".join(map(str, moved))
-        event = f"component{'s' if len(moved) > 1 else ''} {names} reseeded"
+        event = told(taken)
         # a trial has too few epochs to say whether the run has converged; the run before it could
         result = dataclasses.replace(joined(result, trial, event), status=result.status)
     return result
 
 
-def _moved(problem: Problem, result: Result, exchange: bool, recipe: Recipe) -> tuple[Point | None, list[int]]:
-    """The point in which cheap components have taken over parts of those that most look like two; and which have."""
+def told(taken: list[int]) -> str:
+    """Return the words of the trace for components that were moved."""
+    return f"component{'s' if len(taken) > 1 else ''} {', '.join(map(str, taken))} reseeded"
+
+
+def moved(
+    problem: Problem, result: Result, exchange: bool, recipe: Recipe, most: int | None = None
+) -> tuple[Point | None, list[int]]:
+    """Return the point in which cheap components have taken over parts of those that look like two, and which have.
+
+    With ``exchange`` components in use are cheap too, if they are worth less than a split promises; ``most``: so many.
+    """
     local = np.array(result.local_params)
     phi = local.reshape(-1, local.shape[-1])
     mean = np.asarray(result.global_params["mean"]) / np.sqrt(np.asarray(problem.model.noise_variance))
@@ -72,11 +80,11 @@ def _moved(problem: Problem, result: Result, exchange: bool, recipe: Recipe) -> 
     distance[:, unused] = np.inf
     np.fill_diagonal(distance, np.inf)
     worth = np.where(unused, 0.0, mass * distance.min(1))
-    moved = []
+    taken: list[int] = []
     splits = _splits(problem, result, np.flatnonzero(~unused), recipe)
     for free in np.argsort(worth, kind="stable")[: len(mass) if exchange else int(unused.sum())]:
         splits = [split for split in splits if split[1] != free]
-        if not splits or splits[0][0] <= worth[free]:
+        if not splits or splits[0][0] <= worth[free] or (most is not None and len(taken) >= most):
             break
         _, k, rows = splits.pop(0)
         nearest = int(distance[free].argmin())
@@ -85,8 +93,8 @@ def _moved(problem: Problem, result: Result, exchange: bool, recipe: Recipe) -> 
         phi[rows, free] = phi[rows, k]
         phi[rows, k] = 0
         distance[:, free] = np.inf  # no longer where it was
-        moved.append(int(free))
-    return point_at(problem, local), moved
+        taken.append(int(free))
+    return point_at(problem, local), taken
 
 
 def _splits(problem: Problem, result: Result, used: np.ndarray, recipe: Recipe) -> list[tuple[float, int, np.ndarray]]:

@@ -13,7 +13,7 @@ def means_by_sample(X: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
     return np.asarray(sums / np.bincount(sample)[:, None], X.dtype)
 
 
-def centred(X: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
+def about_mean(X: np.ndarray, sample: np.ndarray | None) -> np.ndarray:
     """Return every row minus the mean of its sample."""
     mean = means_by_sample(X, sample)
     return X - (mean if sample is None else mean[sample])

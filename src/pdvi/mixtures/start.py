@@ -7,6 +7,44 @@ from typing import NamedTuple
 import numpy as np
 
 from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.samples import means_by_sample
+
+USUAL = 1e-4, 1e4  # spreads that single precision squares and multiplies without loss: left as they are
+POSSIBLE = 1e-150, 1e150  # spreads whose squares a double holds
+RESOLVED = 1e-8  # least variance, over that of the data: less than single precision tells from rounding
+
+
+class Centred(NamedTuple):
+    """Hold rows about their mean, in a unit that single precision can work with."""
+
+    X: np.ndarray
+    offset: np.ndarray
+    unit: float
+
+
+def centred(rows: np.ndarray, sample: np.ndarray | None = None) -> Centred:
+    """Return rows minus their (sample's) mean, divided by a power of two if their spread is very small or large."""
+    largest = float(np.abs(rows).max())
+    if largest > POSSIBLE[1]:
+        raise _impossible(largest)
+    offset = means_by_sample(rows, sample)
+    X = rows - (offset if sample is None else offset[sample])
+    deviation = float(np.abs(X).max())
+    spread = deviation * float(np.sqrt(np.mean((X / deviation) ** 2, dtype=float))) if deviation else 1.0
+    # what is left of a constant is rounding, and not to be made large
+    spread = max(spread, 16 * float(np.finfo(X.dtype).eps) * largest)
+    if USUAL[0] <= spread <= USUAL[1]:
+        return Centred(X, offset, 1.0)
+    if spread < POSSIBLE[0]:
+        raise _impossible(spread)
+    unit = 2.0 ** round(float(np.log2(spread)))  # a power of two: no digit of the data changes
+    return Centred((X / unit).astype(X.dtype) if unit >= np.finfo(X.dtype).tiny else X * (1 / unit), offset, unit)
+
+
+def _impossible(size: float) -> ValueError:
+    low, high = POSSIBLE
+    msg = f"`X` must vary by {low:g} to {high:g}, since variances are squares, got {size:.3g}; give it in other units."
+    return ValueError(msg)
 
 
 class EmpiricalBayes(NamedTuple):
@@ -40,7 +78,7 @@ def from_labels(X: np.ndarray, labels: np.ndarray, means: np.ndarray, recipe: Re
     prior_mean = X.mean(0)
     total = X.var(0)
     # a constant feature, or one cluster only: no NaN and no infinite precision
-    floor = recipe.floor * max(float(total.mean()), 1e-12)
+    floor = recipe.floor * (float(total.mean()) or 1.0)
     within = ((X - means[labels]) ** 2).mean(0)
     between = means.var(0) if len(means) > 1 else total
     return EmpiricalBayes(means, prior_mean, np.maximum(between, floor), np.maximum(within, floor))
@@ -62,20 +100,21 @@ def whitening_of(
         labels = ((sample**2).sum(1)[:, None] - 2 * sample @ settings.means.T + (settings.means**2).sum(1)).argmin(1)
     else:
         labels = labels[::every]
-    return np.linalg.inv(scale_of(np.asarray(sample - settings.means[labels], float), recipe))
+    residuals = np.asarray(sample - settings.means[labels], float)
+    return np.linalg.inv(scale_of(residuals, recipe, spread=float(np.mean(np.square(sample, dtype=float)))))
 
 
-def scale_of(residuals: np.ndarray, recipe: Recipe = RECIPE) -> np.ndarray:
-    """Return the Cholesky factor of the residuals' covariance, which may be singular."""
+def scale_of(residuals: np.ndarray, recipe: Recipe = RECIPE, *, spread: float = 0.0) -> np.ndarray:
+    """Return the Cholesky factor of the residuals' covariance, which may be singular; ``spread``: that of the rows."""
     scatter = np.asarray(residuals.T @ residuals, float) / len(residuals)
-    scatter += recipe.floor * max(np.trace(scatter) / len(scatter), 1e-12) * np.eye(len(scatter))
-    return np.linalg.cholesky(scatter)
+    least = max(recipe.floor * np.trace(scatter) / len(scatter), RESOLVED * spread) or 1.0  # 1: nothing varies
+    return np.linalg.cholesky(scatter + least * np.eye(len(scatter)))
 
 
 def whitened(settings: EmpiricalBayes, whitening: np.ndarray, recipe: Recipe = RECIPE) -> EmpiricalBayes:
     """Return the settings for whitened rows: unit noise, and the means' own variance."""
     means = settings.means @ whitening.T
     between = means.var(0) if len(means) > 1 else np.ones(means.shape[1])
-    floor = recipe.floor * max(float(between.mean()), 1e-12)
+    floor = recipe.floor * max(float(between.mean()), 1e-3)  # of noise, which is 1
     noise = np.ones_like(settings.noise_variance)
     return EmpiricalBayes(means, whitening @ settings.prior_mean, np.maximum(between, floor), noise)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import one_of, whole
+from pdvi._base.checks import at_least, factor, instance, one_of, seed, whole
 from pdvi.core.result import Result, Status
 from pdvi.mixtures.checks import check_coupling
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models import GaussianMixtureModel
+from pdvi.run.named import solver_for
 
 COVARIANCES = ("diagonal", "tied")
+MOST_STARTS = 10_000  # each is a whole fit
 
 
 class Rows(NamedTuple):
@@ -37,6 +39,7 @@ class Task:
     learn_weights: bool = False
     n_init: int = 1
     reseed: bool = True
+    exchange: bool = False
     max_epochs: int = RECIPE.max_epochs
     tol: float = RECIPE.tol
     solver: Any = None
@@ -52,13 +55,19 @@ class Task:
         """Return the task if it makes sense for so many rows."""
         whole("n_components", self.n_components, least=1, most=n_rows, of="the number of rows")
         one_of("covariance", self.covariance, COVARIANCES)
-        whole("n_init", self.n_init, least=1)
+        whole("n_init", self.n_init, least=1, most=MOST_STARTS)
         whole("max_epochs", self.max_epochs, least=1)
+        at_least("tol", self.tol)
+        instance("recipe", self.recipe, Recipe, "a pdvi.mixtures.Recipe")
+        if self.n_patches is not None:
+            whole("n_patches", self.n_patches, least=1, most=n_rows, of="the number of rows")
+        _check_random_state(self.random_state)
         check_coupling(self.beta, self.temperature)
-        if self.anneal_from is not None and not self.anneal_from > self.temperature:
+        hottest = None if self.anneal_from is None else factor("anneal_from", self.anneal_from)
+        if hottest is not None and not hottest > self.temperature:
             msg = f"`anneal_from` must be above `temperature` ({self.temperature!r}), got {self.anneal_from!r}."
             raise ValueError(msg)
-        return self
+        return self if self.solver is None else replace(self, solver=solver_for(self.solver))
 
     @property
     def noise(self) -> str | None:
@@ -69,6 +78,17 @@ class Task:
     def reestimates(self) -> bool:
         """Whether starts differ in more than their means."""
         return self.estimate_noise or self.learn_weights
+
+
+def _check_random_state(value: Any) -> None:
+    """Refuse what scikit-learn would not take, by name."""
+    if value is None or isinstance(value, np.random.RandomState) or value is np.random:
+        return
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        seed("random_state", value)
+        return
+    msg = f"`random_state` must be a whole number, a numpy.random.RandomState or None, got {value!r}."
+    raise ValueError(msg)
 
 
 class Start(NamedTuple):
@@ -94,13 +114,16 @@ class Found(NamedTuple):
 
     def warn_unless_converged(self, who: str, task: Task) -> None:
         """Warn as scikit-learn does if the fit ended too early."""
-        from sklearn.exceptions import ConvergenceWarning
+        warn_unless_converged(self.result, self.epochs, who, task)
 
-        if self.result.converged:
-            return
-        reason = str(self.result.status)
-        if self.result.status is Status.MAX_EPOCHS and self.epochs < task.max_epochs:
-            reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
-        warnings.warn(
-            f"{who} did not converge in {self.epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4
-        )
+
+def warn_unless_converged(result: Result, epochs: float, who: str, task: Task) -> None:
+    """Warn as scikit-learn does if a fit of so many epochs ended too early."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    if result.converged:
+        return
+    reason = str(result.status)
+    if result.status is Status.MAX_EPOCHS and epochs < task.max_epochs:
+        reason = "all rounds of re-estimation were made; increase `rounds` of the recipe"
+    warnings.warn(f"{who} did not converge in {epochs:.0f} epochs: {reason}.", ConvergenceWarning, stacklevel=4)

@@ -25,8 +25,7 @@ from pdvi.mixtures.em import Fitted
 from pdvi.mixtures.pipeline import cut, fit_rows, in_white_noise, is_one_program, like
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.recipe import Recipe
-from pdvi.mixtures.samples import centred
-from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes, from_labels, means_of
+from pdvi.mixtures.start import EmpiricalBayes, centred, empirical_bayes, from_labels, means_of
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
 from pdvi.shards.partition import Layout
@@ -160,7 +159,7 @@ def _fit_averages(tissue: Tissue, views: list[tuple[View, int, int]], task: Task
     began, recipe = time.perf_counter(), task.recipe
     where, width = cut(rows, task), max(size for _, size, _ in views)
     coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
-    features = [centred(tissue.rows(view, size).X, tissue.sample) for view, size, _ in views]
+    features = [centred(tissue.rows(view, size).X, tissue.sample).X for view, size, _ in views]
     options: dict[str, Any] = {"noise": task.noise, "weights": task.learn_weights, "tol": task.tol, "recipe": recipe}
     best: list[Result | None] = [None] * len(views)
     like_these: list[Problem] = []
@@ -217,7 +216,7 @@ def _fit_types(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -
     coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
     problems = []
     for view, size, seed in views:
-        X = centred(tissue.components[:, :size], tissue.sample)
+        X = centred(tissue.components[:, :size], tissue.sample).X
         start = two_level_start(
             X, tissue.coordinates, task.n_components, n_types, n_neighbors=view.n_neighbors, seed=seed
         )

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of, to_change
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL
-from pdvi._base.checks import at_least, whole
+from pdvi._base.checks import factor, whole
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -51,8 +51,8 @@ def neighborhood(
     """
     whole("n_neighbors", n_neighbors)
     whole("n_components", n_components, least=1)
-    at_least("own", own)
-    at_least("gradient", gradient)
+    factor("own", own)
+    factor("gradient", gradient)
     adata = to_change(adata, copy=copy)
     features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")[:, :n_components]
     coordinates = coordinates_of(adata, spatial_key)

@@ -12,6 +12,7 @@ from scipy.spatial import cKDTree
 from pdvi._anndata.checks import coordinates_of, features_of, is_sparse, samples_of
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
+from pdvi._base.checks import seed as checked_seed
 from pdvi.pp.normalise import log_expression
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
@@ -61,6 +62,7 @@ def spatial_components(
     normalize
         whether X holds counts to be normalised; by default as in `prepare`.
     """
+    checked_seed("seed", seed)
     whole("n_components", n_components, least=1)
     whole("n_neighbors", n_neighbors, least=1)
     whole("n_genes", n_genes, least=2)

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from pdvi._base.atomic import check_path
 from pdvi._base.checks import instance
 from pdvi.core.result import Result
@@ -32,6 +34,8 @@ class Keeper:
         self.to = Checkpoint(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
         if self.to is not None:
             instance("checkpoint", self.to, Checkpoint, "a path, or a Checkpoint")
+            instance("path", self.to.path, (str, os.PathLike), "the path of a file")
+            instance("every_seconds", self.to.every_seconds, (int, float, np.number), "a number of seconds")
             if not self.to.every_seconds >= 0:
                 msg = f"`every_seconds` must be at least 0 (infinite: only at the end), got {self.to.every_seconds!r}."
                 raise ValueError(msg)

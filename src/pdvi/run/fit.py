@@ -47,7 +47,7 @@ class Progress:
 
 def fit(
     problem: Problem,
-    solver: Solver,
+    solver: Solver | str,
     *,
     batch_size: int | None = None,
     max_epochs: float = 100,
@@ -58,7 +58,7 @@ def fit(
     seed: int | None = None,
     sampling: Sampling | None = None,
     start: Result | Point | str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     callbacks: Sequence[Callable[[Progress], Any]] = (),
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     log_every: float = 1.0,
@@ -68,6 +68,8 @@ def fit(
 
     Parameters
     ----------
+    solver
+        a solver such as ``pdvi.P2DVI(eta=0.5)``; or the name of one, "p2dvi", with its default settings.
     batch_size
         shards visited per step, |S_t|; by default a hundredth of them, at least one.
     max_epochs, max_steps, max_seconds
@@ -93,13 +95,15 @@ def fit(
     checkpoint
         a path, or a `Checkpoint`. The file can be given as ``start``.
     executor
-        where shards are and steps run: `Memory` (default), `Disk` (default for a problem from a store), or `Dask`.
+        where shards are and steps run: `Memory` (default), `Disk` (default for a problem from a store), or `Dask`; or
+        their names ("dask": with the client that the process has).
     log_every
         epochs between log points; steps in between run as one compiled scan.
     progress
         show a progress bar; by default on a terminal only.
     """
     keep = Keeper(checkpoint)
+    callbacks = _functions(callbacks)
     for name, value in (("tol", tol), ("grad_tol", grad_tol)):
         at_least(name, value)
     if max_seconds is not None:
@@ -154,7 +158,7 @@ def _verdict(
         return Status.DIVERGED
     progress = Progress(run.rows[-1], run.problem, run.state, run.executor)
     answers = [callback(progress) for callback in callbacks]
-    if any(answer is True for answer in answers):
+    if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
     if settled(run.rows, tol) or flat(run.rows, grad_tol):
         return Status.CONVERGED
@@ -163,6 +167,15 @@ def _verdict(
     if max_seconds is not None and run.seconds >= max_seconds:
         return Status.MAX_SECONDS
     return Status.RUNNING
+
+
+def _functions(callbacks: Any) -> tuple[Callable[[Progress], Any], ...]:
+    listed = tuple(callbacks) if isinstance(callbacks, list | tuple) else ()
+    if not isinstance(callbacks, list | tuple) or not all(callable(callback) for callback in listed):
+        remedy = "; give it as [function]" if callable(callbacks) else ""
+        msg = f"`callbacks` must be a list of functions that take a Progress, got {callbacks!r}{remedy}."
+        raise TypeError(msg)
+    return listed
 
 
 def wanted(progress: bool | None) -> bool:

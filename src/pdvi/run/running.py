@@ -19,10 +19,10 @@ from pdvi.core.executor import Executor, NoShards
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Begin, Dialogue, Solver, State, filled, named, settings_of
-from pdvi.executors import Disk, Memory
+from pdvi.run.named import executor_for, solver_for
 from pdvi.run.safeguard import Safeguard
-from pdvi.run.sampling import Reshuffled, Sampling, batches
-from pdvi.run.settings import batch_size_for, lam_from, seed_for
+from pdvi.run.sampling import Sampling, batches, sampling_for
+from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
 from pdvi.solvers.local_variables import recalled, resettled
 
 EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of the trace
@@ -38,20 +38,18 @@ class Run:
     def __init__(
         self,
         problem: Problem,
-        solver: Solver,
+        solver: Solver | str,
         *,
         batch_size: int | None = None,
         seed: int | None = None,
         sampling: Sampling | None = None,
         start: Any = None,
-        executor: Executor | None = None,
+        executor: Executor | str | None = None,
         log_every: float = 1.0,
     ):
         computing()
         instance("problem", problem, Problem, "a pdvi.Problem")
-        instance("solver", solver, Solver, "a solver such as pdvi.P2DVI()")
-        if executor is not None:
-            instance("executor", executor, Executor, "an executor such as pdvi.Memory() or pdvi.Disk()")
+        solver = solver_for(solver)
         if isinstance(start, str | os.PathLike):
             start = load_result(start)
         settings = settings_of(solver)
@@ -60,9 +58,8 @@ class Run:
         self.batch_size = batch_size_for(problem, solver, batch_size, earlier)
         self.solver = solver.resolved(problem, self.batch_size)
         self.seed = seed_for(seed, earlier)
-        self.sampling = sampling or Reshuffled()
-        default = Memory if problem.store is None else Disk
-        self.executor: Executor = default() if executor is None else executor
+        self.sampling = sampling_for(sampling)
+        self.executor: Executor = executor_for(executor, problem)
         self.steps_per_epoch = problem.steps_per_epoch(self.batch_size)
         self.stride = max(1, round(positive("log_every", log_every) * self.steps_per_epoch))
         self.data = problem.fingerprint()
@@ -86,6 +83,7 @@ class Run:
         lam = local = None
         if isinstance(start, Result | Point):
             local, start = start.local_params, start.global_params
+            no_nan({"local_params": local})
         if start is not None:
             lam = lam_from(self.problem, start)
         own_lam, opened = self.executor.open(self.problem, jax.random.key(self.seed), local)
@@ -109,6 +107,7 @@ class Run:
                 "start anew, or from its point with start=result.point."
             )
             raise ValueError(msg)
+        no_nan(earlier.state)
         what = "the solver's state in `start`"
         good = {name.removeprefix("good."): value for name, value in earlier.state.items() if name.startswith("good.")}
         state = template._replace(

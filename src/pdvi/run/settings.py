@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.checks import positive, whole
+from pdvi._base.checks import seed as checked_seed
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.core.solver import Solver
@@ -38,7 +39,7 @@ def seed_for(seed: int | None, earlier: Result | None) -> int:
     """Return the seed, checked against that of the run to continue."""
     if seed is None:
         return earlier.seed if earlier else 0
-    whole("seed", seed)
+    checked_seed("seed", seed)
     if earlier and seed != earlier.seed:
         msg = f"`seed` must be that of the run to continue ({earlier.seed}), got {seed!r}."
         raise ValueError(msg)
@@ -48,7 +49,7 @@ def seed_for(seed: int | None, earlier: Result | None) -> int:
 def last_step(max_epochs: float, max_steps: int | None, per_epoch: int) -> int:
     """Return the step at which the budget ends."""
     last = round(positive("max_epochs", max_epochs) * per_epoch)
-    return max(1, last if max_steps is None else min(last, int(positive("max_steps", max_steps))))
+    return max(1, last if max_steps is None else min(last, whole("max_steps", max_steps, least=1)))
 
 
 def lam_from(problem: Problem, start: Any) -> jax.Array:
@@ -68,3 +69,15 @@ def lam_from(problem: Problem, start: Any) -> jax.Array:
             msg = f"`start` must be finite: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
     return problem.ravel({name: jnp.asarray(value, jnp.result_type(float)) for name, value in start.items()})
+
+
+def no_nan(parts: Mapping[str, Any]) -> None:
+    """Refuse to begin where no step leads away from; infinite values may be marks of what was not yet found."""
+    for name, part in parts.items():
+        for leaf in map(np.asarray, jax.tree.leaves(part)):
+            if leaf.dtype.kind == "f" and np.isnan(leaf).any():
+                msg = (
+                    f"`start` must be free of NaN: {name!r} has {int(np.isnan(leaf).sum())} of {leaf.size}; "
+                    "give an earlier checkpoint, or the blocks of `global_params` alone."
+                )
+                raise ValueError(msg)

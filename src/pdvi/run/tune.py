@@ -17,12 +17,13 @@ import pandas as pd
 from tqdm import tqdm
 
 from pdvi._base.atomic import check_path
-from pdvi._base.checks import positive
+from pdvi._base.checks import instance, positive
 from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
 from pdvi.run.fit import wanted as bar_wanted
+from pdvi.run.named import solver_for
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling
 from pdvi.run.settings import last_step
@@ -52,7 +53,7 @@ class TuningResult:
 
 def tune(
     problem: Problem,
-    solver: Solver,
+    solver: Solver | str,
     space: Sequence[str] | Mapping[str, Sequence[float]],
     *,
     trials: int = 30,
@@ -98,6 +99,8 @@ def tune(
     progress
         show a progress bar; by default on a terminal only.
     """
+    instance("problem", problem, Problem, "a pdvi.Problem")
+    solver = solver_for(solver)
     grids = _grids(problem, solver, space)
     _check_trials(trials, grids)
     positive("max_epochs", max_epochs)

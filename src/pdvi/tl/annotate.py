@@ -17,7 +17,7 @@ from pdvi.mixtures.annotate import annotate as by_mixture
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.consensus import votes
 from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.samples import centred
+from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.task import Rows, Task
 from pdvi.pp.neighborhood import averages
 from pdvi.pp.projected import projected
@@ -71,7 +71,7 @@ def annotate(
         raise ValueError(msg)
     name = key if key_added is None else key_added
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    components = centred(projected(adata, made, layer=layer), samples)
+    components = about_mean(projected(adata, made, layer=layer), samples)
     mixtures = _mixtures(model)
     found = averages(components, coordinates, samples, {one.n_neighbors for one in mixtures})
     work = _graph(adata, components, sample_key, spatial_key)
@@ -79,7 +79,7 @@ def annotate(
     task = Task(n_domains, beta=float(fit["params"]["beta"]), recipe=recipe)
     done = []
     for one in mixtures:
-        X = centred(found[one.n_neighbors][:, : one.means.shape[1]], samples)
+        X = about_mean(found[one.n_neighbors][:, : one.means.shape[1]], samples)
         done.append(by_mixture(one, Rows(X, work, coordinates, samples), task))
     probability = votes([each.probabilities.argmax(1) for each in done], n_domains)
     both = list(zip(done, mixtures))

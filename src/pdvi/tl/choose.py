@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ import pandas as pd
 from pdvi import metrics
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of
 from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
-from pdvi._base.checks import whole
+from pdvi._base.checks import instance, whole
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.tl.held_out import Halves, components_of
@@ -43,11 +43,8 @@ def choose_n_domains(
     highest.
     """
     check_adata(adata)
-    candidates = sorted({int(k) for k in candidates})
-    most = adata.n_obs // 2  # one half of the spots is fitted alone
-    if not candidates or candidates[0] < 2 or candidates[-1] > most:
-        msg = f"`candidates` must be numbers between 2 and half the number of spots ({most}), got {candidates}."
-        raise ValueError(msg)
+    candidates = _checked(candidates, adata.n_obs // 2)  # one half of the spots is fitted alone
+    instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     whole("n_seeds", n_seeds, least=2)  # to compare
     have = NEIGHBORHOOD if NEIGHBORHOOD in adata.obsm else None
     make_missing(adata, use_rep=have, sample_key=sample_key, spatial_key=spatial_key)
@@ -77,3 +74,17 @@ def choose_n_domains(
         recommended = int(table["n_domains"][stable].max())
     adata.uns[key_added] = {"recommended": recommended, **{name: table[name].to_numpy() for name in table}}
     return recommended
+
+
+def _checked(candidates: Any, most: int) -> list[int]:
+    """Return the candidates in order, each once."""
+    instance("candidates", candidates, Iterable, "a list of numbers of domains")
+    given = list(candidates)
+    if not all(isinstance(k, int | np.integer) for k in given):
+        msg = f"`candidates` must be whole numbers of domains, got {candidates!r}."
+        raise ValueError(msg)
+    listed = sorted({int(k) for k in given})
+    if not listed or listed[0] < 2 or listed[-1] > most:
+        msg = f"`candidates` must be numbers between 2 and half the number of spots ({most}), got {listed}."
+        raise ValueError(msg)
+    return listed

@@ -9,9 +9,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import check_adata, check_names, coordinates_of, features_of, samples_of
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
-from pdvi._base.checks import whole
+from pdvi._base.checks import instance, whole
+from pdvi._base.checks import seed as checked_seed
 from pdvi._base.stopwatch import Stopwatch
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
@@ -97,6 +98,10 @@ def domains(
     """
     check_adata(adata)
     whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
+    checked_seed("seed", seed)
+    names = {"use_rep": use_rep, "graph_key": graph_key, "sample_key": sample_key, "spatial_key": spatial_key}
+    check_names(**names, key_added=key_added)
+    instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     watch = Stopwatch()
     adata = adata.copy() if copy else adata
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
@@ -117,7 +122,7 @@ def domains(
     ).checked(adata.n_obs)
     make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
     watch.lap("missing")
-    graph = check_graph(sp.csr_array(adata.obsp[graph_key], dtype=np.float64), adata.n_obs)
+    graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
     places, sample = _apart(coordinates, samples), samples if samples.any() else None
     weak_graph = partial(_weak_graph, places, samples, recipe.refine_neighbors)
     if given is not None:

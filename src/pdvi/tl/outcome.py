@@ -13,7 +13,7 @@ from pdvi.mixtures.annotate import keep
 from pdvi.mixtures.consensus import match
 from pdvi.mixtures.pipeline import Domains
 from pdvi.mixtures.recipe import Recipe
-from pdvi.mixtures.samples import centred
+from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.task import Task
 from pdvi.mixtures.views import Agreed, Tissue, View
 from pdvi.pl import palette
@@ -79,7 +79,7 @@ def kept_model(tissue: Tissue, outcome: Outcome, sizes: dict[View, int], recipe:
     """Return what labels other slides: the mixture of every view of averages within the domains that were found."""
     n_domains, width = outcome.probability.shape[1], max(sizes.values())
     kept = [
-        keep(centred(tissue.rows(view, size).X, tissue.sample), view.n_neighbors, outcome.labels, n_domains, recipe)
+        keep(about_mean(tissue.rows(view, size).X, tissue.sample), view.n_neighbors, outcome.labels, n_domains, recipe)
         for view, size in sizes.items()
     ]
     missing = [width - size for size in sizes.values()]
