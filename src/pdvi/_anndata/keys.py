@@ -29,6 +29,11 @@ def entropy(key: str) -> str:
     return f"{key}_entropy"
 
 
+def certainty(key: str) -> str:
+    """Return the name in obs of the share of views that agree with the labels in ``obs[key]``."""
+    return f"{key}_certainty"
+
+
 def colors(key: str) -> str:
     """Return the name in uns of the colours of the labels in ``obs[key]``, as scanpy has it."""
     return f"{key}_colors"

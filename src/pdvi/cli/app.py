@@ -118,6 +118,35 @@ def domains(
 
 
 @app.command()
+def report(
+    slide: Annotated[Path, typer.Argument(help="An h5ad file that `pdvi domains` or `tl.domains` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the HTML file.")] = Path("report.html"),
+    key: Annotated[str, typer.Option(help="The column of obs with the domains.")] = "domain",
+    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    type_key: Annotated[str | None, typer.Option(help="A column of obs with cell types.")] = None,
+    spatial_key: Annotated[str, typer.Option(help="Coordinates in obsm.")] = "spatial",
+    layer: Annotated[str | None, typer.Option(help="The layer with the counts; else X.")] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; else the name of the file.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a report of a slide whose domains were found: one HTML file with a map to explore."""
+    with _working(quiet) as say:
+        from pdvi import report as reports
+        from pdvi._anndata import read as files
+        from pdvi._base import atomic as paths
+
+        paths.check_writable(output)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        say(f"writing {output}")
+        where: dict[str, Any] = {"key": key, "sample_key": sample_key, "type_key": type_key, "spatial_key": spatial_key}
+        with paths.replacing(output) as temporary:
+            reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
+        say("done")
+
+
+@app.command()
 def simulate(
     output: Annotated[Path, typer.Argument(help="Where to write the h5ad file.")],
     n_spots: Annotated[int, typer.Option(help="Over all samples.")] = 20_000,
