@@ -17,7 +17,7 @@ from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Found, Rows, Task
-from pdvi.pl import palette
+from pdvi.pl.colors import kept_colors
 from pdvi.tl.missing import make_missing
 
 if TYPE_CHECKING:
@@ -150,10 +150,11 @@ def _write(adata: AnnData, key: str, found: Found, params: dict[str, Any], refin
     order = np.argsort(-np.bincount(found.probabilities.argmax(1), minlength=n_domains), kind="stable")
     probability = np.ascontiguousarray(found.probabilities[:, order], np.float32)
     names = [str(k + 1) for k in range(n_domains)]
-    adata.obs[key] = pd.Categorical(np.array(names)[probability.argmax(1)], categories=names)
+    labels = pd.Series(pd.Categorical(np.array(names)[probability.argmax(1)], categories=names), adata.obs_names)
+    adata.uns[f"{key}_colors"] = kept_colors(adata, key, labels)
+    adata.obs[key] = labels
     adata.obsm[f"{key}_probability"] = probability
     adata.obs[f"{key}_entropy"] = _entropy(probability)
-    adata.uns[f"{key}_colors"] = palette(n_domains)
     adata.uns[key] = {
         "params": params,
         "refined": refined,
