@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,13 +15,21 @@ import typer
 from pdvi import __version__
 
 if TYPE_CHECKING:
+    from anndata import AnnData
+
     from pdvi._base.console import Say
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False)
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell more: settings, seconds, sizes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0, max=2**32 - 1)]
+SampleKey = Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")]
+SpatialKey = Annotated[str, typer.Option(help="Coordinates in obsm.")]
+Layer = Annotated[str | None, typer.Option(help="The layer with the counts; else X.")]
+SLIDE = "An h5ad file, a Visium folder, or a SpatialData store"
 
 
 def _show_version(asked: bool) -> None:
@@ -43,6 +52,7 @@ def demo(
     n_domains: Annotated[int, typer.Option(help="Its domains.")] = 12,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("pdvi-demo"),
     seed: Seed = 0,
+    as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -50,12 +60,14 @@ def demo(
     if out.exists() and not out.is_dir():
         msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
         raise ValueError(msg)
-    with _working(quiet) as say:
+    with _working(quiet or as_json) as say:
         from pdvi.cli.demo import FILES, run
 
         _without_windows()
         rows = run(n_spots, n_domains, seed, out, say)
-    if quiet:
+    if as_json:
+        _print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
+    if quiet or as_json:
         return
     from rich.console import Console
     from rich.table import Table
@@ -71,21 +83,26 @@ def demo(
 
 @app.command()
 def domains(
-    slide: Annotated[Path, typer.Argument(help="An h5ad file with counts, and coordinates in obsm['spatial'].")],
+    slide: Annotated[Path, typer.Argument(help=f"{SLIDE}, with counts.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
-    n_domains: Annotated[int, typer.Option(help="How many domains.")],
+    n_domains: Annotated[int, typer.Option(help="How many domains.", min=2)],
     plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
-    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report with all figures.")] = None,
-    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report to explore.")] = None,
+    sample_key: SampleKey = None,
+    spatial_key: SpatialKey = "spatial",
+    layer: Layer = None,
+    key_added: Annotated[str, typer.Option(help="The column of obs that gets the domains.")] = "domain",
+    beta: Annotated[float, typer.Option(help="Strength of the coupling between neighbours.", min=0)] = 1.0,
     seed: Seed = 0,
+    verbose: Verbose = False,
+    as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Find the spatial domains of a slide."""
-    with _working(quiet) as say:
+    with _working(quiet or as_json) as say:
         from pdvi import pl, tl
         from pdvi import report as reports
-        from pdvi._anndata import keys
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
         from pdvi.pl import figures
@@ -96,14 +113,21 @@ def domains(
         if report is not None:
             paths.check_writable(report)
         say(f"reading {slide}")
-        adata = files.read_slide(slide)
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
         say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
         try:
-            tl.domains(adata, n_domains, sample_key=sample_key, seed=seed)
+            if layer is not None:  # what is there may have been made from X
+                _prepare(adata, layer, sample_key, spatial_key)
+            tl.domains(adata, n_domains, **where, beta=beta, key_added=key_added, seed=seed)
         except ValueError as error:
             msg = f"{str(slide)!r}: {error}"
             raise ValueError(msg) from error
-        say(adata.uns[keys.DOMAIN]["status"])
+        found = adata.uns[key_added]
+        say(found["status"])
+        if verbose:
+            for line in _details(adata, key_added):
+                say(line)
         if plot is not None or report is not None:
             _without_windows()
         with ExitStack() as stack:  # all files take their names at the end, or none does
@@ -111,27 +135,41 @@ def domains(
             say(f"writing {', '.join(str(path) for path in places)}")
             adata.write_h5ad(places[output])
             if plot is not None:
-                figures.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
+                figures.write_figure(pl.domains(adata, key=key_added, **where), places[plot])
             if report is not None:
-                reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
+                command = shlex.join(["pdvi", *sys.argv[1:]]) if sys.argv[1:2] == ["domains"] else None
+                how: dict[str, Any] = {"key": key_added, "layer": layer, "title": slide.name, "command": command}
+                reports.write(adata, places[report], **where, **how)
         say("done")
+    if as_json:
+        sizes = adata.obs[key_added].value_counts(sort=False)
+        _print_json(
+            written=[str(path) for path in places],
+            n_spots=adata.n_obs,
+            n_genes=adata.n_vars,
+            status=found["status"],
+            elbo=found["elbo"],
+            seconds=found.get("seconds"),
+            domains={str(name): int(size) for name, size in sizes.items()},
+        )
 
 
 @app.command()
 def report(
-    slide: Annotated[Path, typer.Argument(help="An h5ad file that `pdvi domains` or `tl.domains` wrote.")],
+    slide: Annotated[Path, typer.Argument(help="A slide that `pdvi domains` or `tl.domains` wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the HTML file.")] = Path("report.html"),
     key: Annotated[str, typer.Option(help="The column of obs with the domains.")] = "domain",
-    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    sample_key: SampleKey = None,
     type_key: Annotated[str | None, typer.Option(help="A column of obs with cell types.")] = None,
-    spatial_key: Annotated[str, typer.Option(help="Coordinates in obsm.")] = "spatial",
-    layer: Annotated[str | None, typer.Option(help="The layer with the counts; else X.")] = None,
+    spatial_key: SpatialKey = "spatial",
+    layer: Layer = None,
     title: Annotated[str | None, typer.Option(help="Of the page; else the name of the file.")] = None,
+    as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Write a report of a slide whose domains were found: one HTML file with a map to explore."""
-    with _working(quiet) as say:
+    with _working(quiet or as_json) as say:
         from pdvi import report as reports
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
@@ -144,6 +182,8 @@ def report(
         with paths.replacing(output) as temporary:
             reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
         say("done")
+    if as_json:
+        _print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
 
 
 @app.command()
@@ -221,7 +261,7 @@ def reproduce(
 
 
 @app.command()
-def info(debug: Debug = False) -> None:
+def info(as_json: Json = False, debug: Debug = False) -> None:
     """Print versions, devices and the compilation cache, for a bug report."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -240,6 +280,9 @@ def info(debug: Debug = False) -> None:
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
+    if as_json:
+        _print_json(**lines)
+        return
     for name, value in lines.items():
         print(f"{name:14} {value}")
 
@@ -288,6 +331,32 @@ def _working(quiet: bool) -> Iterator[Say]:
     keep_compiled()
     with progress(quiet=quiet) as say:
         yield say
+
+
+def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: str) -> None:
+    """Components, averages and the graph from the counts of a layer."""
+    from pdvi import gr, pp
+
+    pp.prepare(adata, layer=layer)
+    pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
+    gr.knn_graph(adata, sample_key=sample_key, spatial_key=spatial_key)
+
+
+def _details(adata: AnnData, key: str) -> Iterator[str]:
+    """What --verbose adds: the settings, where the time went, the sizes of the domains."""
+    fit = adata.uns[key]
+    settings = {name: value for name, value in fit["params"].items() if name != "recipe"}
+    yield "settings: " + ", ".join(f"{name}={value}" for name, value in settings.items())
+    yield "seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in fit["seconds"].items())
+    yield f"ELBO {fit['elbo']:,.1f}, {'refined' if fit['refined'] else 'not refined'} spot by spot"
+    sizes = adata.obs[key].value_counts(sort=False)
+    yield "spots: " + ", ".join(f"{name}: {size:,}" for name, size in sizes.items())
+
+
+def _print_json(**values: Any) -> None:
+    import json
+
+    print(json.dumps(values))
 
 
 def _without_windows() -> None:
