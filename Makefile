@@ -1,7 +1,7 @@
 # `make test` is the README's test command; `make check` is what CI runs.
 PYTHON ?= python
 
-.PHONY: test test-slow test-all lint format types check bench
+.PHONY: test test-slow test-all lint format types check bench docs docs-linkcheck
 test: # minutes
 	$(PYTHON) -m pytest -n 2 -m "not slow"
 
@@ -26,3 +26,9 @@ check: lint types test-all
 bench:
 	$(PYTHON) benchmarks/quadratic_speed.py
 	$(PYTHON) benchmarks/mixture_speed.py --growth
+
+docs: # the site, with every code block run; a warning is an error (PDVI_DOCS_RUN=off leaves the running out)
+	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+docs-linkcheck: docs # links within the site
+	$(PYTHON) docs/check_links.py

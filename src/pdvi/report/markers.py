@@ -40,7 +40,7 @@ class Expression:
     """Log expression: spots scaled to the median total and log1p; as it is where it is logarithms already."""
 
     def __init__(self, matrix: Any):
-        self.matrix = matrix
+        self.matrix = sp.csr_array(matrix) if is_sparse(matrix) else matrix  # of arrays, * is entry by entry
         self.factors = np.ones(matrix.shape[0], np.float32)
         self.counts = looks_like_counts(matrix.data if is_sparse(matrix) else matrix.ravel())
         if self.counts:
@@ -65,7 +65,7 @@ class Expression:
         if not self.counts:
             return block
         if is_sparse(block):
-            return sp.csr_array(sp.diags_array(factors) @ sp.csr_array(block)).log1p()
+            return sp.csr_array(sp.diags_array(factors) @ block).log1p()
         return np.log1p(block * factors[:, None])
 
 
