@@ -23,13 +23,14 @@ def slide(n_spots: int, n_genes: int, n_domains: int = 12) -> AnnData:
     rng = np.random.default_rng(0)
     xy = rng.random((n_spots, 2)) * np.sqrt(n_spots)
     wave = np.sin(8 * xy[:, 0] / xy.max()) + np.cos(6 * xy[:, 1] / xy.max())
-    codes = pd.qcut(wave, n_domains, labels=False).astype(int)
+    codes = np.asarray(pd.qcut(wave, n_domains, labels=False), int)
     rates = rng.gamma(0.4, 1.0, (n_domains, n_genes))
     blocks = [
         sp.csr_matrix(rng.poisson(rates[codes[i : i + 50_000]]).astype(np.float32)) for i in range(0, n_spots, 50_000)
     ]
     adata = AnnData(sp.csr_matrix(sp.vstack(blocks)), obs=pd.DataFrame(index=np.arange(n_spots).astype(str)))
-    adata.obs["domain"] = pd.Categorical.from_codes(codes, [str(k + 1) for k in range(n_domains)])
+    names = np.array([str(k + 1) for k in range(n_domains)])
+    adata.obs["domain"] = pd.Categorical(names[codes], categories=names)
     adata.obs["domain_entropy"] = rng.random(n_spots)
     probability = np.full((n_spots, n_domains), 0.1 / n_domains, np.float32)
     probability[np.arange(n_spots), codes] += 0.9

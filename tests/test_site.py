@@ -1,4 +1,4 @@
-"""The site: every public name is in the reference, and every page is in the menu. Its code blocks run in `make docs`."""
+"""The site: every public name is in the reference, every page in the menu. Its code blocks run in `make docs`."""
 
 import importlib
 import inspect

@@ -59,7 +59,7 @@ def legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> Legend:
 
 def make_room(made: Legend, width: float, height: float) -> None:
     """Make the figure as wide as its maps and their legend, measured, and at least as high as the legend."""
-    figure = made.axes.figure.get_figure(root=True)
+    figure = made.axes.figure.canvas.figure  # the whole one, also from within a part
     box = made.get_window_extent()
     figure.set_size_inches(width + box.width / figure.dpi + 0.25, max(height, box.height / figure.dpi + 0.25))
 

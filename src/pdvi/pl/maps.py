@@ -85,7 +85,7 @@ def domains(
     if legend and names:
         entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
         last = axes[min(len(axes), 4) - 1 if ax is None else -1]
-        width, height = last.figure.get_figure(root=True).get_size_inches()
+        width, height = last.figure.canvas.figure.get_size_inches()
         made = furniture.legend(last, entries, furniture.columns_of_legend(len(entries), height))
         if ax is None:
             last.set_anchor("W")  # room that equal aspect leaves over goes to the legend's side
