@@ -58,7 +58,7 @@ def test_the_demo_prints_a_table_and_writes_figures(folder, capsys):
     for text in ("k-means on principal components", "pdvi, second call", "ARI", "seconds", "Written to figures/here"):
         assert text in printed.out
     drawn = sorted(path.name for path in (folder / "figures" / "here").iterdir())
-    assert drawn == ["entropy.png", "map.png", "report.html", "trace.png", "truth.png"]
+    assert drawn == ["entropy.png", "map.png", "overview.png", "report.html", "trace.png", "truth.png"]
     assert (imread(folder / "figures/here/map.png")[..., :3].std(axis=(0, 1)) > 0.1).any()
 
 
