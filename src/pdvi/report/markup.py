@@ -58,11 +58,17 @@ def heat(matrix: Sequence[Sequence[float]], names: Sequence[str], colors: Sequen
     for i, (name, color, row) in enumerate(zip(names, colors, matrix)):
         strength = [0.0 if i == j else 0.7 * max(value, 0) / top for j, value in enumerate(row)]
         cells = [
-            f'<td style="background:rgba(var(--heat),{strong:.2f})">{value:{form}}</td>'
+            f'<td style="background:rgba(var(--heat),{strong:.2f})">{_unless_zero(value, form)}</td>'
             for strong, value in zip(strength, row)
         ]
         rows.append([(dot(color) if color else "") + text(name), *cells])
     return table((corner, *names), rows, kind="heat")
+
+
+def _unless_zero(value: float, form: str) -> str:
+    """A number in a crowded table: nothing where it would read 0."""
+    shown = f"{value:{form}}"
+    return "" if float(shown) == 0 else shown
 
 
 def stack(shares: Iterable[tuple[str, str, float]]) -> str:

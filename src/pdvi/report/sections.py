@@ -110,7 +110,7 @@ def composition(subject: Subject) -> str:
             [dot(color) + text(name), stack(zip(names, colors, row))]
             for name, color, row in zip(subject.names, subject.colors, shares)
         )
-        legend = " ".join(f"<span>{dot(color)}{text(name)}</span>" for name, color in zip(names, colors))
+        legend = " ".join(f'<span class="key">{dot(color)}{text(name)}</span>' for name, color in zip(names, colors))
         parts += ["<h3>Types in each domain</h3>", table(("domain", "types"), rows, kind="bars")]
         parts.append(f'<p class="soft">{legend}</p>')
     return "".join(parts)
@@ -121,10 +121,8 @@ def contacts(subject: Subject) -> str:
     if len(subject.names) < 2:
         return ""
     shares = 100 * subject.contacts()
-    return (
-        "<p>Of all neighbours of the spots in a row's domain, the percentage that belong to each column's domain.</p>"
-        + heat(shares.tolist(), subject.names, subject.colors, "from", ".0f")
-    )
+    told = "<p>Of all neighbours of a row's spots, the percentage in each column's domain; nothing where it is below 0.5.</p>"
+    return told + heat(shares.tolist(), subject.names, subject.colors, "from", ".0f")
 
 
 def certainty(subject: Subject) -> str:
