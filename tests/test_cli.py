@@ -127,6 +127,19 @@ def test_names_layers_and_strength_are_as_asked(slide, folder, capsys):
     assert "<h1>out.h5ad</h1>" in (folder / "r.html").read_text()
 
 
+def test_choose_recommends_what_the_function_does(slide, folder, capsys):
+    command = ("choose", slide, "--from", 2, "--to", 3, "--sample-key", "sample")
+    assert run(*command, "--plot", "scores.png", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["n_domains"] == [2, 3]
+    assert told["recommended"] == told["n_domains"][int(np.argmax(told["held_out"]))]
+    assert imread(folder / "scores.png").std() > 0
+    assert run(*command) == 0
+    printed = capsys.readouterr().out
+    assert "held out" in printed
+    assert printed.endswith(f"recommended: {told['recommended']}\n")
+
+
 def test_machines_get_json(slide, folder, capsys):
     assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3, "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -264,6 +277,7 @@ def test_a_wrong_argument_is_one_line(arguments, message, slide, folder, capsys)
         (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "1"], "Invalid value for '--n-domains'"),
         (["domains", "no.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--beta", "-1"], "Invalid value for '--beta'"),
         (["domains", "no.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["choose", "no.h5ad", "--from", "5", "--to", "4"], "Invalid value: `--to` must be at least `--from`"),
         (["simulate"], "Missing argument"),
         (["reproduce", "nothing"], "Invalid value for"),
         (["dance"], "No such command 'dance'. See pdvi --help."),

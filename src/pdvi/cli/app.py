@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdvi import __version__
+from pdvi.cli.printing import details, print_json, print_table
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -66,7 +67,7 @@ def demo(
         _without_windows()
         rows = run(n_spots, n_domains, seed, out, say)
     if as_json:
-        _print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
+        print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
     if quiet or as_json:
         return
     from rich.console import Console
@@ -126,7 +127,7 @@ def domains(
         found = adata.uns[key_added]
         say(found["status"])
         if verbose:
-            for line in _details(adata, key_added):
+            for line in details(adata, key_added):
                 say(line)
         if plot is not None or report is not None:
             _without_windows()
@@ -143,7 +144,7 @@ def domains(
         say("done")
     if as_json:
         sizes = adata.obs[key_added].value_counts(sort=False)
-        _print_json(
+        print_json(
             written=[str(path) for path in places],
             n_spots=adata.n_obs,
             n_genes=adata.n_vars,
@@ -152,6 +153,53 @@ def domains(
             seconds=found.get("seconds"),
             domains={str(name): int(size) for name, size in sizes.items()},
         )
+
+
+@app.command()
+def choose(
+    slide: Annotated[Path, typer.Argument(help=f"{SLIDE}, with counts.")],
+    least: Annotated[int, typer.Option("--from", help="The fewest domains to try.", min=2)] = 4,
+    most: Annotated[int, typer.Option("--to", help="The most domains to try.", min=2)] = 12,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the scores (png, pdf, svg, ...).")] = None,
+    sample_key: SampleKey = None,
+    spatial_key: SpatialKey = "spatial",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Try several numbers of domains, print how well each describes held-out spots, and recommend one."""
+    if most < least:
+        msg = f"`--to` must be at least `--from`, got {most} and {least}."
+        raise typer.BadParameter(msg)
+    with _working(quiet or as_json) as say:
+        from pdvi import pl, tl
+        from pdvi._anndata import read as files
+        from pdvi._base import atomic as paths
+        from pdvi.pl import figures
+
+        if plot is not None:
+            figures.check_figure(plot)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        say(f"trying {least} to {most} domains on {adata.n_obs:,} spots")
+        candidates = range(least, most + 1)
+        try:
+            best = tl.choose_n_domains(adata, candidates, sample_key=sample_key, spatial_key=spatial_key)
+        except ValueError as error:
+            msg = f"{str(slide)!r}: {error}"
+            raise ValueError(msg) from error
+        if plot is not None:
+            _without_windows()
+            with paths.replacing(plot) as temporary:
+                figures.write_figure(pl.n_domains(adata), temporary)
+    columns = {name: values for name, values in adata.uns["n_domains"].items() if name != "recommended"}
+    if as_json:
+        print_json(recommended=best, **{name: values.tolist() for name, values in columns.items()})
+    elif quiet:
+        print(best)  # which is all that was asked
+    else:
+        print_table(columns)
+        print(f"recommended: {best}")
 
 
 @app.command()
@@ -183,7 +231,7 @@ def report(
             reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
         say("done")
     if as_json:
-        _print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
+        print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
 
 
 @app.command()
@@ -281,7 +329,7 @@ def info(as_json: Json = False, debug: Debug = False) -> None:
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
     if as_json:
-        _print_json(**lines)
+        print_json(**lines)
         return
     for name, value in lines.items():
         print(f"{name:14} {value}")
@@ -340,23 +388,6 @@ def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: st
     pp.prepare(adata, layer=layer)
     pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
     gr.knn_graph(adata, sample_key=sample_key, spatial_key=spatial_key)
-
-
-def _details(adata: AnnData, key: str) -> Iterator[str]:
-    """What --verbose adds: the settings, where the time went, the sizes of the domains."""
-    fit = adata.uns[key]
-    settings = {name: value for name, value in fit["params"].items() if name != "recipe"}
-    yield "settings: " + ", ".join(f"{name}={value}" for name, value in settings.items())
-    yield "seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in fit["seconds"].items())
-    yield f"ELBO {fit['elbo']:,.1f}, {'refined' if fit['refined'] else 'not refined'} spot by spot"
-    sizes = adata.obs[key].value_counts(sort=False)
-    yield "spots: " + ", ".join(f"{name}: {size:,}" for name, size in sizes.items())
-
-
-def _print_json(**values: Any) -> None:
-    import json
-
-    print(json.dumps(values))
 
 
 def _without_windows() -> None:

@@ -121,7 +121,9 @@ def contacts(subject: Subject) -> str:
     if len(subject.names) < 2:
         return ""
     shares = 100 * subject.contacts()
-    told = "<p>Of all neighbours of a row's spots, the percentage in each column's domain; nothing where it is below 0.5.</p>"
+    told = (
+        "<p>Of all neighbours of a row's spots, the percentage in each column's domain; none where it is below 0.5.</p>"
+    )
     return told + heat(shares.tolist(), subject.names, subject.colors, "from", ".0f")
 
 
