@@ -218,6 +218,21 @@ def test_wheel_and_drag(opened):
     assert picture(opened) == whole
 
 
+def test_the_scale_bar_is_as_long_as_it_says(browser, tmp_path: Path):
+    adata = tissue()
+    adata.uns["spatial"] = {"library": {"scalefactors": {"spot_diameter_fullres": 65.0}}}  # a unit is a micrometre
+    report.write(adata, tmp_path / "scale.html")
+    shown(browser, tmp_path / "scale.html")
+    bar = browser.find_element(By.ID, "bar")
+    told, unit = bar.text.split()
+    assert unit == "µm"
+    span = "const c = document.getElementById('tissue'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+    span += "let a = c.width, b = 0; for (let i = 0; i < d.length; i += 4) if (d[i] + d[i + 1] + d[i + 2] < 765) {"
+    span += "const x = i / 4 % c.width; a = Math.min(a, x); b = Math.max(b, x); } return b - a;"
+    drawn = browser.execute_script(span)  # of the tissue, which is 300 units wide
+    assert float(told) / bar.rect["width"] == pytest.approx(300 / drawn, rel=0.08)
+
+
 def test_hostile_texts_are_texts(opened):
     assert opened.execute_script("return window.hacked") is None
     assert opened.find_element(By.TAG_NAME, "h1").text == HOSTILE
