@@ -39,7 +39,7 @@ def read_visium(folder: Path) -> AnnData:
     table = _table(places)
     if lost := int((~adata.obs_names.isin(table.index)).sum()):
         msg = (
-            f"{str(places)!r} has no place for {lost} of {adata.n_obs} spots in {counts.name!r}; take both of one run."
+            f"{str(places)!r} has no place for {lost} of {adata.n_obs} spots in {counts.name!r}; take both of a run."
         )
         raise ValueError(msg)
     table = table.loc[adata.obs_names]
