@@ -38,9 +38,7 @@ def read_visium(folder: Path) -> AnnData:
     adata.var_names_make_unique()  # some symbols stand for several genes
     table = _table(places)
     if lost := int((~adata.obs_names.isin(table.index)).sum()):
-        msg = (
-            f"{str(places)!r} has no place for {lost} of {adata.n_obs} spots in {counts.name!r}; take both of a run."
-        )
+        msg = f"{str(places)!r} has no place for {lost} of {adata.n_obs} spots in {counts.name!r}; take both of a run."
         raise ValueError(msg)
     table = table.loc[adata.obs_names]
     adata.obs[COLUMNS[:3]] = table[COLUMNS[:3]]
