@@ -1,6 +1,7 @@
 """The command line: what it writes, what it says, and one clear line for each thing that is wrong."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_the_demo_prints_a_table_and_writes_figures(folder, capsys):
     for text in ("k-means on principal components", "pdvi, second call", "ARI", "seconds", "Written to figures/here"):
         assert text in printed.out
     drawn = sorted(path.name for path in (folder / "figures" / "here").iterdir())
-    assert drawn == ["entropy.png", "map.png", "report.html", "trace.png", "truth.png"]
+    assert drawn == ["entropy.png", "map.png", "overview.png", "report.html", "trace.png", "truth.png"]
     assert (imread(folder / "figures/here/map.png")[..., :3].std(axis=(0, 1)) > 0.1).any()
 
 
@@ -93,7 +94,7 @@ def test_a_failure_at_the_end_leaves_nothing(slide, folder, capsys, monkeypatch)
 
     def found(adata, n_domains, **options):
         adata.obs["domain"] = adata.obs["truth"]
-        adata.uns["domain"] = {"status": "CONVERGED"}
+        adata.uns["domain"] = {"status": "CONVERGED", "elbo": 0.0}
 
     monkeypatch.setattr(pdvi.tl, "domains", found)
     monkeypatch.setattr(figures, "write_figure", full)
@@ -101,6 +102,61 @@ def test_a_failure_at_the_end_leaves_nothing(slide, folder, capsys, monkeypatch)
     assert capsys.readouterr().err == "pdvi: [Errno 28] No space left on device\n"
     assert os.listdir(folder) == []
     plt.close("all")
+
+
+def test_names_layers_and_strength_are_as_asked(slide, folder, capsys):
+    """Counts in a layer and coordinates under another name, beside others that would not do."""
+    adata = ad.read_h5ad(slide)
+    adata.layers["counts"], adata.obsm["places"] = adata.X.copy(), adata.obsm.pop("spatial")
+    adata.X = np.full(adata.shape, 5.0, np.float32)
+    adata.obsm["X_neighborhood"] = np.zeros((adata.n_obs, 2), np.float32)
+    adata.write_h5ad("moved.h5ad")
+    options = ("--layer", "counts", "--spatial-key", "places", "--sample-key", "sample", "--key-added", "layers")
+    assert run("domains", "moved.h5ad", "-o", "out.h5ad", "--n-domains", 4, *options, "--beta", 0.5, "-v") == 0
+    printed = capsys.readouterr().out
+    assert "beta=0.5" in printed
+    assert "seconds: missing" in printed
+    found = ad.read_h5ad("out.h5ad")
+    assert found.uns["layers"]["params"]["beta"] == 0.5
+    expected = pdvi.pp.prepare(ad.read_h5ad(slide), copy=True).obsm["X_pca"]
+    np.testing.assert_allclose(found.obsm["X_pca"], expected, rtol=1e-4, atol=1e-4)
+    assert found.obsm["X_neighborhood"].any()
+    assert run("report", "out.h5ad", "-o", "r.html", "--key", "layers", "--spatial-key", "places", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"written": ["r.html"], "n_spots": 400, "bytes": (folder / "r.html").stat().st_size}
+    assert "<h1>out.h5ad</h1>" in (folder / "r.html").read_text()
+
+
+def test_choose_recommends_what_the_function_does(slide, folder, capsys):
+    command = ("choose", slide, "--from", 2, "--to", 3, "--sample-key", "sample")
+    assert run(*command, "--plot", "scores.png", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["n_domains"] == [2, 3]
+    assert told["recommended"] == told["n_domains"][int(np.argmax(told["held_out"]))]
+    assert imread(folder / "scores.png").std() > 0
+    assert run(*command) == 0
+    printed = capsys.readouterr().out
+    assert "held out" in printed
+    assert printed.endswith(f"recommended: {told['recommended']}\n")
+
+
+def test_machines_get_json(slide, folder, capsys):
+    assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    found = ad.read_h5ad("out.h5ad")
+    assert told["written"] == ["out.h5ad"]
+    assert told["domains"] == found.obs["domain"].value_counts(sort=False).to_dict()
+    assert told["elbo"] == found.uns["domain"]["elbo"]
+    assert run("info", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pdvi"] == pdvi.__version__
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("pdvi dom", "domains"), ("pdvi domains --sam", "--sample-key")])
+def test_a_shell_completes(typed, offered):
+    environment = {**os.environ, "_PDVI_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    environment["COMP_CWORD"] = str(len(typed.split()) - 1)
+    done = subprocess.run([sys.executable, "-m", "pdvi"], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == [offered]
 
 
 def test_simulate_writes_a_slide(folder, capsys):
@@ -198,7 +254,9 @@ def test_a_file_that_cannot_be_read_is_one_line(content, message, slide, folder,
         (["-o", "out.h5ad", "--report", "no/a.html"], "cannot write 'no/a.html': the folder 'no' does not exist"),
         (["-o", "out.h5ad", "--plot", "a.doc"], "cannot draw 'a.doc': the ending must be one of "),
         (["-o", "out.h5ad", "--sample-key", "no"], "'slide.h5ad': 'no' not in adata.obs"),
-        (["-o", "out.h5ad", "--n-domains", "1"], "'slide.h5ad': `n_domains` must be between 2 and"),
+        (["-o", "out.h5ad", "--n-domains", "500"], "'slide.h5ad': `n_domains` must be between 2 and"),
+        (["-o", "out.h5ad", "--layer", "no"], "'slide.h5ad': 'no' not in adata.layers"),
+        (["-o", "out.h5ad", "--spatial-key", "no"], "'slide.h5ad': 'no' not in adata.obsm"),
     ],
 )
 def test_a_wrong_argument_is_one_line(arguments, message, slide, folder, capsys):
@@ -216,6 +274,10 @@ def test_a_wrong_argument_is_one_line(arguments, message, slide, folder, capsys)
         (["domains", "slide.h5ad", "--n-domains", "3"], "Missing option"),
         (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "x"], "Invalid value for '--n-domains'"),
         (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--loud"], "No such option: --loud"),
+        (["domains", "slide.h5ad", "-o", "out.h5ad", "--n-domains", "1"], "Invalid value for '--n-domains'"),
+        (["domains", "no.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--beta", "-1"], "Invalid value for '--beta'"),
+        (["domains", "no.h5ad", "-o", "out.h5ad", "--n-domains", "3", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["choose", "no.h5ad", "--from", "5", "--to", "4"], "Invalid value: `--to` must be at least `--from`"),
         (["simulate"], "Missing argument"),
         (["reproduce", "nothing"], "Invalid value for"),
         (["dance"], "No such command 'dance'. See pdvi --help."),

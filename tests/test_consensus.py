@@ -1,6 +1,7 @@
 """What views agree on: labels matched one to one, the medoid, certainty as the share of views; and slides annotated."""
 
 import anndata as ad
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -71,6 +72,18 @@ def test_certainty_probability_and_views_are_written(fitted):
     types = fitted.uns["domain"]["types"]
     np.testing.assert_allclose(types["composition"].sum(1), 1, rtol=1e-5)
     assert types["of_spot"].max() < types["composition"].shape[1]
+
+
+def test_certainty_and_composition_are_drawn(fitted):
+    axes = pdvi.pl.certainty(fitted)
+    plt.close(axes.figure)
+    axes = pdvi.pl.composition(fitted)
+    shares = fitted.uns["domain"]["types"]["composition"]
+    drawn = np.asarray(axes.images[0].get_array())
+    np.testing.assert_allclose(np.sort(drawn, axis=1), np.sort(shares, axis=1), rtol=1e-6)
+    plt.close(axes.figure)
+    with pytest.raises(ValueError, match="must name a fit"):
+        pdvi.pl.composition(slide(60))
 
 
 def test_one_view_is_a_plain_fit(fitted):

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import warnings
+from itertools import pairwise
 
 import matplotlib as mpl
 
@@ -16,7 +18,7 @@ from matplotlib.collections import EllipseCollection
 from matplotlib.colors import to_rgba, to_rgba_array
 
 import pdvi
-from pdvi.pl import canvas
+from pdvi.pl import canvas, colors
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,113 @@ def test_a_long_legend_stays_on_the_page(shape):
     drawn(ax)
     assert ax.get_legend().get_window_extent().x1 <= ax.figure.bbox.x1 + 1
     assert ax.get_window_extent().width > 50
+
+
+@pytest.mark.parametrize("n_domains", [1, 11, 32, 60])
+@pytest.mark.parametrize("shape", [(300, 200), (100, 1000), (2000, 100)], ids=str)
+def test_every_entry_of_the_legend_is_on_the_page(n_domains, shape):
+    adata = slide(n_domains=n_domains)
+    adata.obsm["spatial"] *= np.array(shape) / [300, 200]
+    ax = pdvi.pl.domains(adata)
+    drawn(ax)
+    page = ax.figure.bbox
+    texts = ax.get_legend().get_texts()
+    assert len(texts) == n_domains
+    boxes = [text.get_window_extent() for text in texts]
+    for box in boxes:
+        assert page.x0 <= box.x0 <= box.x1 <= page.x1
+        assert page.y0 <= box.y0 <= box.y1 <= page.y1
+    places = sorted((round(box.x0), box.y0) for box in boxes)
+    assert all(a[0] != b[0] or b[1] - a[1] > 8 for a, b in pairwise(places))  # none on another
+
+
+def test_dollars_are_text():
+    adata = slide()
+    names = ["$x_1$", "a$b", "$$"]
+    adata.obs["domain"] = adata.obs["domain"].cat.rename_categories(names)
+    adata.obs["slice"] = adata.obs["slice"].cat.rename_categories(["$\\frac$", "low"])
+    axes = pdvi.pl.domains(adata, sample_key="slice")
+    drawn(axes)  # would fail on the mathematics
+    texts = [*axes[-1].get_legend().get_texts(), axes[0].title, *(ax.title for ax in pdvi.pl.probabilities(adata))]
+    assert [text.get_text() for text in texts] == [*names, "$\\frac$", *names]
+    assert not any(text.get_parse_math() for text in texts)
+
+
+def visium(adata, *, shape=(120, 160)):
+    """An image of half the resolution of the coordinates, red but for a white corner, and spots of 65 micrometres."""
+    pixels = np.zeros((*shape, 3), np.float32)
+    pixels[..., 0] = 1
+    pixels[:20, :20] = 1
+    factors = {"tissue_hires_scalef": 0.5, "spot_diameter_fullres": 13.0}
+    adata.uns["spatial"] = {"library": {"images": {"hires": pixels}, "scalefactors": factors}}
+    return adata
+
+
+def test_a_scale_bar_where_units_are_known():
+    assert not pdvi.pl.domains(slide()).lines
+    ax = pdvi.pl.domains(visium(slide()))
+    (bar,) = ax.lines
+    assert np.ptp(bar.get_xdata()) == pytest.approx(200 / 5)  # five micrometres a unit; 300 units are 1,500 of them
+    assert [text.get_text() for text in ax.texts] == ["200 µm"]
+    drawn(ax)
+    x, y = ax.transData.transform(np.stack(bar.get_data(), 1)).T
+    assert (x < ax.bbox.x0 + 0.5 * ax.bbox.width).all()
+    assert (y < ax.bbox.y0 + 0.1 * ax.bbox.height).all()
+    assert not pdvi.pl.domains(visium(slide()), basis="umap").lines
+
+
+def test_the_tissue_is_beneath_the_spots():
+    adata = visium(slide(100))
+    ax = pdvi.pl.domains(adata)
+    (image,) = ax.images
+    assert image.get_zorder() < ax.collections[0].get_zorder()
+    pixels = drawn(ax)[..., :3]
+
+    def seen(x, y):
+        across, up = ax.transData.transform((x, y))
+        return tuple(pixels[int(len(pixels) - up), int(across)])
+
+    clear = np.stack(np.meshgrid(np.arange(5, 295, 3.0), np.arange(5, 180, 3.0)), -1).reshape(-1, 2)
+    away = np.abs(clear[:, None] - adata.obsm["spatial"]).max(-1).min(1) > 0.5 * canvas.spacing(adata.obsm["spatial"])
+    corner = (clear < 36).all(1)
+    assert {seen(*place) for place in clear[away & corner]} == {(255, 255, 255)}
+    assert {seen(*place) for place in clear[away & (clear > 44).any(1)]} == {(255, 0, 0)}
+    assert not pdvi.pl.domains(adata, image=False).images
+    assert not pdvi.pl.domains(adata, basis="umap").images
+    adata.uns["spatial"]["high"] = adata.uns["spatial"].pop("library")
+    assert [len(each.images) for each in pdvi.pl.entropy(adata, sample_key="slice")] == [1, 0]
+
+
+@pytest.mark.parametrize("with_image", [False, True])
+def test_the_axes_point_as_scanpys_do(with_image):
+    import scanpy as sc
+
+    adata = visium(slide()) if with_image else slide()
+    adata.uns["domain_colors"] = pdvi.pl.palette(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own deprecation
+        (theirs,) = sc.pl.spatial(adata, color="domain", spot_size=10, show=False)
+    ours = pdvi.pl.domains(adata)
+    assert ours.yaxis_inverted()
+    assert theirs.yaxis_inverted()
+    assert not ours.xaxis_inverted()
+    assert not theirs.xaxis_inverted()
+
+
+def test_colours_stay_with_domains():
+    adata = slide(n_domains=3)
+    adata.uns["domain"] |= {"elbo": 0.0, "params": {}}
+    adata.uns["domain_colors"] = ["#111111", "#222222", "#333333"]
+    again = adata.obs["domain"].cat.rename_categories(["3", "1", "2"]).cat.reorder_categories(["1", "2", "3"])
+    for key in ("domain", "another"):
+        assert colors.kept_colors(adata, key, again) == ["#222222", "#333333", "#111111"]
+    more = again.cat.add_categories("4")
+    more.iloc[:5] = "4"
+    found = colors.kept_colors(adata, "domain", more)
+    assert found[:3] == ["#222222", "#333333", "#111111"]
+    assert found[3] in pdvi.pl.palette(32)
+    del adata.uns["domain"]
+    assert colors.kept_colors(adata, "domain", again) == pdvi.pl.palette(3)
 
 
 def test_given_colours_and_axes_are_used():

@@ -377,3 +377,13 @@ def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
     assert samples[0] != samples[-1]
     with pytest.raises(ValueError, match=r"obsp\['mine'\] has 2 edges between samples of obs\['sample'\]; make"):
         pdvi.tl.domains(adata, 3, graph_key="mine", sample_key="sample")
+
+
+def test_colours_stay_with_domains_when_a_slide_is_fitted_again(fitted):
+    adata = fitted.copy()
+    adata.uns["domain_colors"] = ["#111111", "#222222", "#333333", "#444444"]
+    pdvi.tl.domains(adata, 4, seed=5, key_added="again")
+    table = pd.crosstab(adata.obs["again"], adata.obs["domain"])
+    before = dict(zip(adata.obs["domain"].cat.categories, adata.uns["domain_colors"]))
+    after = dict(zip(adata.obs["again"].cat.categories, adata.uns["again_colors"]))
+    assert {after[name]: before[table.loc[name].idxmax()] for name in table.index} == {c: c for c in before.values()}

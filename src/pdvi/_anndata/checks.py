@@ -95,15 +95,16 @@ def fit_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     """Return what `tl.domains` noted in ``uns[key]``; other tools' entries of that name are refused."""
     uns = check_adata(adata).uns
     check_names(key=key)
-    if not _is_fit(uns.get(key)):
-        fits = [str(name) for name in uns if _is_fit(uns[name])]
+    if not is_fit(uns.get(key)):
+        fits = [str(name) for name in uns if is_fit(uns[name])]
         other = f"give one of {fits}" if fits else MAKES_DOMAINS
         msg = f"`key` must name a fit of pdvi.tl.domains in adata.uns, got {key!r}; {other}."
         raise ValueError(msg)
     return uns[key]
 
 
-def _is_fit(entry: Any) -> bool:
+def is_fit(entry: Any) -> bool:
+    """Return whether an entry of uns is what `tl.domains` notes."""
     return isinstance(entry, Mapping) and all(name in entry for name in FIT)
 
 

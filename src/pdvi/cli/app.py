@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import threading
@@ -14,17 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdvi import __version__
+from pdvi.cli.printing import details, print_json, print_table
 
 if TYPE_CHECKING:
+    from anndata import AnnData
+
     from pdvi._base.console import Say
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False)
 
 INTERRUPTED = 130  # as a shell reports it
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something fails.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell more: settings, seconds, sizes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0, max=2**32 - 1)]
+SampleKey = Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")]
+SpatialKey = Annotated[str, typer.Option(help="Coordinates in obsm.")]
+Layer = Annotated[str | None, typer.Option(help="The layer with the counts; else X.")]
+SLIDE = "An h5ad file, a Visium folder, or a SpatialData store"
 
 
 def _show_version(asked: bool) -> None:
@@ -47,6 +57,7 @@ def demo(
     n_domains: Annotated[int, typer.Option(help="Its domains.")] = 12,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("pdvi-demo"),
     seed: Seed = 0,
+    as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -54,12 +65,14 @@ def demo(
     if out.exists() and not out.is_dir():
         msg = f"cannot write into {str(out)!r}: it is a file; give a folder with --out."
         raise ValueError(msg)
-    with _working(quiet) as say:
+    with _working(quiet or as_json) as say:
         from pdvi.cli.demo import FILES, run
 
         _without_windows()
         rows = run(n_spots, n_domains, seed, out, say)
-    if quiet:
+    if as_json:
+        print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
+    if quiet or as_json:
         return
     from rich.console import Console
     from rich.table import Table
@@ -75,21 +88,27 @@ def demo(
 
 @app.command()
 def domains(
-    slide: Annotated[Path, typer.Argument(help="An h5ad file with counts, and coordinates in obsm['spatial'].")],
+    slide: Annotated[Path, typer.Argument(help=f"{SLIDE}, with counts.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
-    n_domains: Annotated[int, typer.Option(help="How many domains.")],
+    n_domains: Annotated[int, typer.Option(help="How many domains.", min=2)],
     plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
-    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report with all figures.")] = None,
-    sample_key: Annotated[str | None, typer.Option(help="A column of obs that tells samples apart.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where to write an HTML report to explore.")] = None,
+    sample_key: SampleKey = None,
+    spatial_key: SpatialKey = "spatial",
+    layer: Layer = None,
+    key_added: Annotated[str, typer.Option(help="The column of obs that gets the domains.")] = "domain",
+    beta: Annotated[float, typer.Option(help="Strength of the coupling between neighbours.", min=0)] = 1.0,
+    views: Annotated[int | None, typer.Option(help="How many views; by default as many as time allows.", min=1)] = None,
     seed: Seed = 0,
+    verbose: Verbose = False,
+    as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Find the spatial domains of a slide."""
-    with _working(quiet) as say:
+    with _working(quiet or as_json) as say:
         from pdvi import pl, tl
         from pdvi import report as reports
-        from pdvi._anndata import keys
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
         from pdvi.pl import figures
@@ -100,14 +119,21 @@ def domains(
         if report is not None:
             paths.check_writable(report)
         say(f"reading {slide}")
-        adata = files.read_slide(slide)
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
         say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
         try:
-            tl.domains(adata, n_domains, sample_key=sample_key, seed=seed)
+            if layer is not None:  # what is there may have been made from X
+                _prepare(adata, layer, sample_key, spatial_key)
+            tl.domains(adata, n_domains, **where, views=views, beta=beta, key_added=key_added, seed=seed)
         except ValueError as error:
             msg = f"{str(slide)!r}: {error}"
             raise ValueError(msg) from error
-        say(adata.uns[keys.DOMAIN]["status"])
+        found = adata.uns[key_added]
+        say(found["status"])
+        if verbose:
+            for line in details(adata, key_added):
+                say(line)
         if plot is not None or report is not None:
             _without_windows()
         with _not_halfway() as undisturbed, ExitStack() as stack:  # all files take their names at the end, or none does
@@ -115,11 +141,103 @@ def domains(
             say(f"writing {', '.join(str(path) for path in places)}")
             adata.write_h5ad(places[output])
             if plot is not None:
-                figures.write_figure(pl.domains(adata, sample_key=sample_key), places[plot])
+                figures.write_figure(pl.domains(adata, key=key_added, **where), places[plot])
             if report is not None:
-                reports.write(adata, places[report], sample_key=sample_key, title=slide.name)
+                command = shlex.join(["pdvi", *sys.argv[1:]]) if sys.argv[1:2] == ["domains"] else None
+                how: dict[str, Any] = {"key": key_added, "layer": layer, "title": slide.name, "command": command}
+                reports.write(adata, places[report], **where, **how)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
         say("done")
+    if as_json:
+        sizes = adata.obs[key_added].value_counts(sort=False)
+        print_json(
+            written=[str(path) for path in places],
+            n_spots=adata.n_obs,
+            n_genes=adata.n_vars,
+            status=found["status"],
+            elbo=found["elbo"],
+            seconds=found.get("seconds"),
+            domains={str(name): int(size) for name, size in sizes.items()},
+        )
+
+
+@app.command()
+def choose(
+    slide: Annotated[Path, typer.Argument(help=f"{SLIDE}, with counts.")],
+    least: Annotated[int, typer.Option("--from", help="The fewest domains to try.", min=2)] = 4,
+    most: Annotated[int, typer.Option("--to", help="The most domains to try.", min=2)] = 12,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the scores (png, pdf, svg, ...).")] = None,
+    sample_key: SampleKey = None,
+    spatial_key: SpatialKey = "spatial",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Try several numbers of domains, print how well each describes held-out spots, and recommend one."""
+    if most < least:
+        msg = f"`--to` must be at least `--from`, got {most} and {least}."
+        raise typer.BadParameter(msg)
+    with _working(quiet or as_json) as say:
+        from pdvi import pl, tl
+        from pdvi._anndata import read as files
+        from pdvi._base import atomic as paths
+        from pdvi.pl import figures
+
+        if plot is not None:
+            figures.check_figure(plot)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        say(f"trying {least} to {most} domains on {adata.n_obs:,} spots")
+        candidates = range(least, most + 1)
+        try:
+            best = tl.choose_n_domains(adata, candidates, sample_key=sample_key, spatial_key=spatial_key)
+        except ValueError as error:
+            msg = f"{str(slide)!r}: {error}"
+            raise ValueError(msg) from error
+        if plot is not None:
+            _without_windows()
+            with paths.replacing(plot) as temporary:
+                figures.write_figure(pl.n_domains(adata), temporary)
+    columns = {name: values for name, values in adata.uns["n_domains"].items() if name != "recommended"}
+    if as_json:
+        print_json(recommended=best, **{name: values.tolist() for name, values in columns.items()})
+    elif quiet:
+        print(best)  # which is all that was asked
+    else:
+        print_table(columns)
+        print(f"recommended: {best}")
+
+
+@app.command()
+def report(
+    slide: Annotated[Path, typer.Argument(help="A slide that `pdvi domains` or `tl.domains` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the HTML file.")] = Path("report.html"),
+    key: Annotated[str, typer.Option(help="The column of obs with the domains.")] = "domain",
+    sample_key: SampleKey = None,
+    type_key: Annotated[str | None, typer.Option(help="A column of obs with cell types.")] = None,
+    spatial_key: SpatialKey = "spatial",
+    layer: Layer = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; else the name of the file.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a report of a slide whose domains were found: one HTML file with a map to explore."""
+    with _working(quiet or as_json) as say:
+        from pdvi import report as reports
+        from pdvi._anndata import read as files
+        from pdvi._base import atomic as paths
+
+        paths.check_writable(output)
+        say(f"reading {slide}")
+        adata = files.read_slide(slide, spatial_key=spatial_key)
+        say(f"writing {output}")
+        where: dict[str, Any] = {"key": key, "sample_key": sample_key, "type_key": type_key, "spatial_key": spatial_key}
+        with paths.replacing(output) as temporary:
+            reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
+        say("done")
+    if as_json:
+        print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
 
 
 @app.command()
@@ -197,7 +315,7 @@ def reproduce(
 
 
 @app.command()
-def info(debug: Debug = False) -> None:
+def info(as_json: Json = False, debug: Debug = False) -> None:
     """Print versions, devices and the compilation cache, for a bug report."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -216,6 +334,9 @@ def info(debug: Debug = False) -> None:
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
+    if as_json:
+        print_json(**lines)
+        return
     for name, value in lines.items():
         print(f"{name:14} {value}")
 
@@ -286,6 +407,15 @@ def _not_halfway() -> Iterator[Callable[[], object]]:
         yield lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: str) -> None:
+    """Components, averages and the graph from the counts of a layer."""
+    from pdvi import gr, pp
+
+    pp.prepare(adata, layer=layer)
+    pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
+    gr.knn_graph(adata, sample_key=sample_key, spatial_key=spatial_key)
 
 
 def _without_windows() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 from sklearn.cluster import KMeans
 
 from pdvi import metrics, pl, pp, report, tl
@@ -16,7 +18,11 @@ from pdvi.datasets.tissue import tissue
 from pdvi.pl.colors import matching_colors
 from pdvi.pl.figures import write_figure
 
-FILES = ("map.png", "truth.png", "entropy.png", "trace.png", "report.html")
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+FILES = ("map.png", "truth.png", "entropy.png", "trace.png", "overview.png", "report.html")
+K_MEANS = "k-means"
 
 
 class Row(NamedTuple):
@@ -48,19 +54,41 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
         tl.domains(adata, n_domains, seed=seed)
         return adata.obs[keys.DOMAIN]
 
-    k_means = KMeans(n_domains, n_init=5, random_state=seed)
+    def k_means() -> Any:
+        labels = KMeans(n_domains, n_init=5, random_state=seed).fit_predict(adata.obsm[keys.COMPONENTS])
+        adata.obs[K_MEANS] = pd.Categorical(labels.astype(str))
+        return labels
+
     rows = [
-        judged("k-means on principal components", lambda: k_means.fit_predict(adata.obsm[keys.COMPONENTS])),
+        judged("k-means on principal components", k_means),
         judged("pdvi, first call (compiles)", ours),
         judged("pdvi, second call", ours),
     ]
     say(f"drawing into {out}")
-    colors = matching_colors(truth, adata.obs[keys.DOMAIN], adata.uns[keys.colors(keys.DOMAIN)])
-    adata.uns[keys.colors(keys.TRUTH)] = colors
+    for other in (keys.TRUTH, K_MEANS):
+        colors = matching_colors(adata.obs[other], adata.obs[keys.DOMAIN], adata.uns[keys.colors(keys.DOMAIN)])
+        adata.uns[keys.colors(other)] = colors
     axes = [pl.domains(adata), pl.domains(adata, key=keys.TRUTH), pl.entropy(adata), pl.trace(adata)]
+    axes.append(_overview(adata, rows))
     for name, each in zip(FILES, axes):
         with replacing(out / name) as temporary:
             write_figure(each, temporary)
     with replacing(out / FILES[-1]) as temporary:
         report.write(adata, temporary, title="pdvi demo")
     return rows
+
+
+def _overview(adata: AnnData, rows: list[Row]) -> np.ndarray:
+    """Draw the truth and what both methods found side by side, in the same colours."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(11, 2.9), layout="constrained")
+    axes = np.array([figure.add_subplot(1, 3, k + 1) for k in range(3)], dtype=object)
+    titles = {
+        keys.TRUTH: "truth",
+        K_MEANS: f"k-means, ARI {rows[0].ari:.2f}",
+        keys.DOMAIN: f"pdvi, ARI {rows[-1].ari:.2f}",
+    }
+    for ax, (key, title) in zip(axes, titles.items()):
+        pl.domains(adata, key=key, ax=ax, legend=False, title=title)
+    return axes

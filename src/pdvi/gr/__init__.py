@@ -1,5 +1,6 @@
 """Graphs of a slide: who is whose neighbour, how much an edge counts, the flow, and patches."""
 
 from pdvi.gr.build import flow, flow_graph, knn_graph, partition, radius_graph, weights
+from pdvi.gr.squidpy import to_squidpy
 
-__all__ = ["flow", "flow_graph", "knn_graph", "partition", "radius_graph", "weights"]
+__all__ = ["flow", "flow_graph", "knn_graph", "partition", "radius_graph", "to_squidpy", "weights"]

@@ -6,7 +6,8 @@ the first of them is called, and none changes its settings.
 
 from pdvi.pl.choice import n_domains
 from pdvi.pl.colors import palette
-from pdvi.pl.maps import domains, entropy, probabilities
+from pdvi.pl.compositions import composition
+from pdvi.pl.maps import certainty, domains, entropy, probabilities
 from pdvi.pl.traces import trace
 
-__all__ = ["domains", "entropy", "n_domains", "palette", "probabilities", "trace"]
+__all__ = ["certainty", "composition", "domains", "entropy", "n_domains", "palette", "probabilities", "trace"]

@@ -123,6 +123,9 @@ def spacing(xy: np.ndarray) -> float:
     At most a tenth of the longer side, so that a handful of spots is a handful of discs.
     """
     n = len(xy)
+    if n > RASTER_ABOVE:
+        low, high = xy.min(0), xy.max(0)
+        return _coarse_spacing(xy, low, _span(low, high))
     some = xy[:: max(1, n // 500)]
     k = min(7, n)
     distance = np.asarray(cKDTree(xy).query(some, k=[k])[0])[:, 0]

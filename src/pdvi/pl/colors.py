@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.optimize import linear_sum_assignment
 
 from pdvi._anndata import keys
+from pdvi._anndata.checks import is_fit
 from pdvi._base.checks import whole
 
 if TYPE_CHECKING:
@@ -38,6 +39,20 @@ def colors_of(adata: AnnData, key: str, n: int) -> list[str]:
     return given[:n] if len(given) >= n else palette(n)
 
 
+def kept_colors(adata: AnnData, key: str, labels: pd.Series) -> list[str]:
+    """Return colours for new labels of a slide: those of an earlier fit on it, so that what is alike looks alike.
+
+    The earlier fit is the one under the same key, else the last that `tl.domains` wrote; without one, a palette.
+    """
+    noted = [name for name in adata.uns if is_fit(adata.uns[name])]
+    fits = [name for name in noted if name in adata.obs and keys.colors(name) in adata.uns]
+    earlier = key if key in fits else fits[-1] if fits else None
+    if earlier is None:
+        return palette(len(labels.cat.categories))
+    others = adata.obs[earlier].astype("category")
+    return matching_colors(labels, others, colors_of(adata, earlier, len(others.cat.categories)))
+
+
 def matching_colors(labels: pd.Series, others: pd.Series, colors: Sequence[str]) -> list[str]:
     """Return a colour for each of the labels: that of the other label it shares most spots with, one to one.
 
@@ -47,5 +62,7 @@ def matching_colors(labels: pd.Series, others: pd.Series, colors: Sequence[str])
     table = table.reindex(range(len(labels.cat.categories)), fill_value=0)
     table = table.reindex(range(len(others.cat.categories)), fill_value=0, axis=1)
     matched = dict(zip(*linear_sum_assignment(table.to_numpy(), maximize=True)))
-    spare = iter(palette(len(colors) + len(table))[len(colors) :])
+    taken = {str(colors[int(k)]).upper() for k in matched.values()}
+    unused = [color for color in COLORS if color.upper() not in taken]
+    spare = iter([*unused, *palette(len(table))])
     return [str(colors[int(matched[k])]) if k in matched else next(spare) for k in np.arange(len(table))]

@@ -34,6 +34,6 @@ def write_figure(
 
     figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
     try:
-        figure.savefig(to, dpi=dpi, format=form)
+        figure.savefig(to, dpi=dpi, format=form, bbox_inches="tight")  # nothing that sticks out is lost
     finally:
         plt.close(figure)

@@ -10,9 +10,10 @@ import pandas as pd
 
 from pdvi._anndata import keys
 from pdvi._anndata.checks import MAKES_DOMAINS, check_adata, coordinates_of, samples_of
+from pdvi._anndata.image import TissueImage, libraries, microns_per_unit, tissue_image
 from pdvi._anndata.keys import DOMAIN, SPATIAL
 from pdvi._base.checks import key_in, positive, whole
-from pdvi.pl import canvas
+from pdvi.pl import canvas, furniture
 from pdvi.pl.colors import MISSING, colors_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
 
-ROWS_OF_LEGEND = 16
+BESIDE_TISSUE = 0.9  # of the spacing: spots on an image leave some of it to be seen
 
 
 def domains(
@@ -31,7 +32,9 @@ def domains(
     basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
+    image: bool = True,
     legend: bool = True,
+    title: str | None = None,
     ax: Axes | np.ndarray | None = None,
 ) -> Axes | np.ndarray:
     """Draw a map of the domains, or of any column of labels.
@@ -48,10 +51,16 @@ def domains(
         a column of obs: one panel for each sample.
     size
         diameter of a spot in units of the coordinates; by default spots just touch.
+    image
+        draw the tissue beneath, where ``uns["spatial"]`` has its image (one for each sample by its name).
     legend
-        draw it, outside on the right.
+        draw it, outside on the right; a new figure grows with it.
+    title
+        of a single map; by default the key. Maps of samples have their names.
     ax
         axes to draw into, one for each panel; by default a new figure.
+
+    A bar shows the scale where the slide tells the size of its pixels, as Visium's do.
 
     Returns
     -------
@@ -66,19 +75,21 @@ def domains(
     missing = bool((codes < 0).any())
     shown, parts = _samples(adata, sample_key)
     xy, flip = _coordinates(adata, spatial_key, basis)
-    extra = 0.5 + 0.09 * max(map(len, names), default=0) if legend else 0.0
-    columns_of_legend = -(-(len(names) + missing) // ROWS_OF_LEGEND)
-    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=extra * columns_of_legend)
+    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax)
+    place = _Place(adata, spatial_key, basis, image)
     for each, name, rows in zip(axes, shown, parts):
         canvas.frame(each, xy[rows], flip=flip)
-        canvas.Spots(xy[rows], size).labels(each, codes[rows], [*colors, MISSING])
-        each.set_title(name)
-    if legend:
+        canvas.Spots(xy[rows], place.size(size, name, xy[rows])).labels(each, codes[rows], [*colors, MISSING])
+        place.furnish(each, name)
+        furniture.title(each, (key if title is None else title) if sample_key is None else name)
+    if legend and names:
         entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
         last = axes[min(len(axes), 4) - 1 if ax is None else -1]
+        width, height = last.figure.canvas.figure.get_size_inches()
+        made = furniture.legend(last, entries, furniture.columns_of_legend(len(entries), height))
         if ax is None:
             last.set_anchor("W")  # room that equal aspect leaves over goes to the legend's side
-        _legend(last, entries, columns_of_legend)
+            furniture.make_room(made, width, height)
     return axes[0] if sample_key is None else axes
 
 
@@ -134,7 +145,7 @@ def probabilities(
         canvas.frame(each, xy, flip=flip)
         numbers = probability[:, names.index(name)]
         mappable = spots.values(each, numbers, cmap=_fading(), norm=norm)
-        each.set_title(name, fontsize="medium")
+        furniture.title(each, name, size="medium")
     bar = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, label="probability")
     bar.outline.set_visible(False)
     return axes
@@ -148,29 +159,82 @@ def entropy(
     basis: str | None = None,
     sample_key: str | None = None,
     size: float | None = None,
+    image: bool = True,
     ax: Axes | np.ndarray | None = None,
 ) -> Axes | np.ndarray:
     """Draw a map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
 
     Parameters are those of `pl.domains`. The colours reach from 0 to what all but one spot in a hundred stay below.
     """
+    numbers = _column(adata, keys.entropy(key)).to_numpy(float)
+    bar = {"label": "entropy", "extend": "max"}
+    top = max(float(np.quantile(numbers, 0.99)), 0.05)
+    return _numbers(adata, numbers, (0, top), bar, (spatial_key, basis, sample_key, size, image, ax))
+
+
+def certainty(
+    adata: AnnData,
+    *,
+    key: str = DOMAIN,
+    spatial_key: str = SPATIAL,
+    basis: str | None = None,
+    sample_key: str | None = None,
+    size: float | None = None,
+    image: bool = True,
+    ax: Axes | np.ndarray | None = None,
+) -> Axes | np.ndarray:
+    """Draw a map of how certain each spot's domain is: the share of views that agree on it; doubt is dark.
+
+    Parameters are those of `pl.domains`.
+    """
+    doubt = 1 - _column(adata, keys.certainty(key)).to_numpy(float)
+    bar = {"label": "share of views that disagree"}
+    return _numbers(adata, doubt, (0, 1), bar, (spatial_key, basis, sample_key, size, image, ax))
+
+
+def _numbers(
+    adata: AnnData, numbers: np.ndarray, limits: tuple[float, float], bar: dict[str, Any], how: tuple[Any, ...]
+) -> Axes | np.ndarray:
+    """Draw a map of numbers; ``how`` has spatial_key, basis, sample_key, size, image and ax of `pl.domains`."""
     from matplotlib.colors import Normalize
 
+    spatial_key, basis, sample_key, size, image, ax = how
     _check_size(size)
-    numbers = _column(adata, keys.entropy(key)).to_numpy(float)
     shown, parts = _samples(adata, sample_key)
     xy, flip = _coordinates(adata, spatial_key, basis)
     axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=1.0)
-    norm = Normalize(0, max(float(np.quantile(numbers, 0.99)), 0.05), clip=True)
+    place = _Place(adata, spatial_key, basis, image)
     for each, name, rows in zip(axes, shown, parts):
         canvas.frame(each, xy[rows], flip=flip)
-        mappable = canvas.Spots(xy[rows], size).values(each, numbers[rows], cmap=_fading(), norm=norm)
-        each.set_title(name)
-    bar = axes[0].figure.colorbar(
-        mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, extend="max", label="entropy"
-    )
-    bar.outline.set_visible(False)
+        spots = canvas.Spots(xy[rows], place.size(size, name, xy[rows]))
+        mappable = spots.values(each, numbers[rows], cmap=_fading(), norm=Normalize(*limits, clip=True))
+        place.furnish(each, name)
+        furniture.title(each, name)
+    drawn = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, **bar)
+    drawn.outline.set_visible(False)
     return axes[0] if sample_key is None else axes
+
+
+class _Place:
+    """Where a map lies: the image of the tissue and the size of its pixels, if the map is one of the tissue at all."""
+
+    def __init__(self, adata: AnnData, spatial_key: str, basis: str | None, image: bool):
+        tissue = spatial_key == SPATIAL and basis in (None, SPATIAL)
+        self.microns = microns_per_unit(adata) if tissue else None
+        self.images: dict[str, TissueImage | None] = {}
+        if tissue and image:
+            self.images = {"": tissue_image(adata), **{name: tissue_image(adata, name) for name in libraries(adata)}}
+
+    def size(self, given: float | None, name: str, xy: np.ndarray) -> float | None:
+        """Return the diameter of spots: that which was given, or one that leaves some of the image to be seen."""
+        return BESIDE_TISSUE * canvas.spacing(xy) if given is None and self.images.get(name) else given
+
+    def furnish(self, ax: Axes, name: str) -> None:
+        """Draw image and scale bar, where they are known."""
+        if (image := self.images.get(name)) is not None:
+            furniture.tissue(ax, image)
+        if self.microns is not None:
+            furniture.scale_bar(ax, self.microns)
 
 
 def _check_size(size: float | None) -> None:
@@ -208,23 +272,6 @@ def _samples(adata: AnnData, key: str | None) -> tuple[list[str], list[Any]]:
     names = adata.obs[key].astype(str).to_numpy()
     rows = [np.flatnonzero(numbers == number) for number in range(numbers.max() + 1)]
     return [str(names[row[0]]) for row in rows], rows
-
-
-def _legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], linestyle="", marker="o", markersize=7, color=color) for _, color in entries]
-    ax.legend(
-        handles,
-        [name for name, _ in entries],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        ncols=ncols,
-        handletextpad=0.2,
-        columnspacing=0.8,
-        fontsize="medium" if len(entries) <= ROWS_OF_LEGEND else "small",
-    )
 
 
 def _fading() -> Colormap:

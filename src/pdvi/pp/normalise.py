@@ -33,7 +33,7 @@ def log_expression(
     matrix = counts_of(adata, layer)
     values = matrix.data if is_sparse(matrix) else matrix.ravel()
     if normalize is None:
-        normalize = _looks_like_counts(values)
+        normalize = looks_like_counts(values)
         if not normalize:
             say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
     elif normalize and values.size and values.min() < 0:
@@ -73,7 +73,8 @@ def len_of(X: Any) -> int:
     return int(X.shape[0])
 
 
-def _looks_like_counts(values: np.ndarray) -> bool:
+def looks_like_counts(values: np.ndarray) -> bool:
+    """Return whether values are counts, not logarithms: none negative, and all whole or some above 30."""
     if values.size == 0 or values.min() < 0:
         return values.size == 0
     sample = values[:: max(1, values.size // 100_000)]

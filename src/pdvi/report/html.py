@@ -1,38 +1,35 @@
-"""Write the page of a report."""
+"""Write the page of a report: one HTML file with a map to explore, tables and charts, and nothing from elsewhere.
+
+The map is a program of 15 kB that paints spots into a pixel buffer. Plotting libraries that draw as many spots are a
+hundred times that (plotly's WebGL bundle 1.6 MB, deck.gl 2.1 MB) or need WebGL, which mail previews and remote desktops
+often lack; the page would be mostly library, and its colours would depend on the driver.
+"""
 
 from __future__ import annotations
 
 import base64
-import io
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from importlib.metadata import version
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from pdvi import pl
 from pdvi._anndata import keys
-from pdvi._anndata.checks import MAKES_DOMAINS, fit_of
 from pdvi._anndata.keys import DOMAIN, SPATIAL
-from pdvi._base.checks import key_in
-from pdvi.pl.colors import colors_of
-from pdvi.pl.figures import write_figure
+from pdvi.report import sections, words
+from pdvi.report.markup import section, text
+from pdvi.report.spots import Measure, Packed, pack
+from pdvi.report.subject import Subject
 
 if TYPE_CHECKING:
     from anndata import AnnData
-    from matplotlib.axes import Axes
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60em; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.6em } h2 { font-size: 1.2em; margin-top: 2em }
-table { border-collapse: collapse } td, th { padding: .2em 1em .2em 0; text-align: right }
-td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px solid #ddd }
-img { max-width: 100% } i { display: inline-block; width: .8em; height: .8em; border-radius: .4em; margin-right: .5em }
-"""
-FEW = 32  # domains; more small multiples than that are not readable
+STATIC = Path(__file__).parent / "static"
+ON_MAP, HOVERED = 4, 3  # marker genes of a domain
+MOST_GENES = 96  # on the map
 
 
 def page(
@@ -41,7 +38,10 @@ def page(
     key: str = DOMAIN,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
+    type_key: str | None = None,
+    layer: str | None = None,
     title: str = "Spatial domains",
+    command: str | None = None,
 ) -> str:
     """Return the report on a fit of `tl.domains` as one HTML text; nothing is loaded from elsewhere.
 
@@ -50,33 +50,50 @@ def page(
     key
         of the fit, as in `tl.domains`.
     sample_key
-        a column of obs: maps have one panel for each sample.
+        a column of obs that tells samples apart; by default that of the fit.
     spatial_key
         coordinates in obsm.
+    type_key
+        a column of obs with cell types, whose shares are shown; by default "cell_type" if there is one.
+    layer
+        where the counts are that markers are found in; by default X.
+    command
+        what to show as the way to make it again; by default the call of `tl.domains`.
     """
-    fit = fit_of(adata, key)
-    where: dict[str, Any] = {"key": key, "sample_key": sample_key, "spatial_key": spatial_key}
-    labels = adata.obs[key_in(adata.obs, key, "adata.obs", MAKES_DOMAINS)].astype("category")
-    n_domains = len(labels.cat.categories)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{adata.n_obs:,} spots, {adata.n_vars:,} genes, {n_domains} domains. {escape(str(fit['status']))}. "
-        f"ELBO {fit['elbo']:,.0f}. Made by pdvi {version('pdvi')}.</p>",
-        "<h2>Domains</h2>",
-        _figure(pl.domains(adata, **where), "map of the domains"),
-        _table(("domain", "spots", "share", "mean probability"), _sizes(adata, key, labels)),
-        "<h2>How sure it is</h2>",
-        _figure(pl.entropy(adata, **where), "map of the entropy"),
-        _probabilities(adata, where) if n_domains <= FEW else "",
-        "<h2>The fit</h2>",
-        _figure(pl.trace(adata, key=key), "objective and gradient norm during the fit"),
-        _settings({name: value for name, value in fit["params"].items() if name != "recipe"}),
-        "<details><summary>The recipe: every number behind it</summary>",
-        _settings(fit["params"].get("recipe", {})),
-        "</details>",
-    ]
-    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
-    return "\n".join(["<!doctype html>", f"<html lang='en'><head>{head}</head><body>", *parts, "</body></html>\n"])
+    subject = Subject.of(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
+    packed = _packed(subject)
+    parts = {
+        "map": ("Map", sections.explorer(subject, packed)),
+        "domains": ("Domains", sections.domains(subject)),
+        "markers": ("Marker genes", sections.markers(subject)),
+        "composition": ("Composition", sections.composition(subject)),
+        "contacts": ("Which domains touch", sections.contacts(subject)),
+        "certainty": ("How sure it is", sections.certainty(subject)),
+        "views": ("Agreement of views", sections.views(subject.fit.get("views"))),
+        "fit": ("The fit", sections.fit(subject, command)),
+        "cite": ("How to cite", f"<pre>{text(words.citation())}</pre>"),
+    }
+    menu = "".join(f'<a href="#{name}">{text(head)}</a>' for name, (head, inner) in parts.items() if inner)
+    body = "\n".join(section(name, head, inner) for name, (head, inner) in parts.items())
+    meta = json.dumps(packed.meta).replace("<", "\\u003c")
+    script = (STATIC / "map.js").read_text(encoding="utf-8")
+    style = (STATIC / "report.css").read_text(encoding="utf-8")
+    # the only program that may run is ours, and no request can leave: a label that slipped through would do nothing
+    mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{text(title)}</title><link rel="icon" href="data:,"><style>{style}</style></head><body><main>
+<header><h1>{text(title)}</h1><button id="theme" type="button">Light or dark</button></header>
+{_facts(subject)}
+<nav aria-label="Sections">{menu}</nav>
+{body}
+</main>
+<script type="application/json" id="meta">{meta}</script>
+<script type="text/plain" id="spots">{packed.text}</script>
+<script>{script}</script></body></html>
+"""
 
 
 def write(
@@ -86,44 +103,71 @@ def write(
     key: str = DOMAIN,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
+    type_key: str | None = None,
+    layer: str | None = None,
     title: str = "Spatial domains",
+    command: str | None = None,
 ) -> None:
     """Write the report to ``path``; the parameters are those of `page`."""
-    text = page(adata, key=key, sample_key=sample_key, spatial_key=spatial_key, title=title)
+    where: dict[str, Any] = {"key": key, "sample_key": sample_key, "spatial_key": spatial_key}
+    made = page(adata, **where, type_key=type_key, layer=layer, title=title, command=command)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(made)
 
 
-def _sizes(adata: AnnData, key: str, labels: pd.Series) -> Iterable[tuple[str, ...]]:
-    codes = labels.cat.codes.to_numpy()
-    colors = colors_of(adata, key, len(labels.cat.categories))
-    certain = np.asarray(adata.obsm[keys.probability(key)]).max(1)
-    for k, name in enumerate(labels.cat.categories):
-        mine = codes == k
-        color = escape(colors[k], quote=True)
-        mean = f"{certain[mine].mean():.3f}" if mine.any() else "none"
-        dot = f"<i style='background:{color}'></i>"
-        yield dot + escape(str(name)), f"{mine.sum():,}", f"{100 * mine.mean():.1f} %", mean
+def _facts(subject: Subject) -> str:
+    adata, fit = subject.adata, subject.fit
+    facts = {"spots": f"{adata.n_obs:,}", "genes": f"{adata.n_vars:,}", "domains": f"{len(subject.names)}"}
+    if len(subject.sample_names) > 1:
+        facts["samples"] = f"{len(subject.sample_names)}"
+    if subject.certainty is not None:
+        facts["mean certainty"] = f"{np.nanmean(subject.certainty):.2f}"
+    facts["ELBO"] = f"{float(fit['elbo']):,.0f}"
+    listed = "".join(f"<li><b>{text(value)}</b><span>{text(name)}</span></li>" for name, value in facts.items())
+    return f'<ul class="facts">{listed}</ul><p class="soft">{text(fit["status"])}</p>'
 
 
-def _probabilities(adata: AnnData, where: dict[str, Any]) -> str:
-    """Two wide maps in a row, where samples are side by side: of four, the titles would be too small on the page."""
-    ncols = 4 if where["sample_key"] is None else 2
-    return _figure(pl.probabilities(adata, **where, ncols=ncols), "probability of each domain")
+def _packed(subject: Subject) -> Packed:
+    measures = []
+    if subject.certainty is not None:
+        measures.append(Measure("certainty", subject.certainty, 0.0, 1.0))
+    if subject.probability is not None:
+        measures.append(Measure("probability", subject.probability.max(1), 0.0, 1.0))
+    if keys.entropy(subject.key) in subject.adata.obs:
+        entropy = subject.adata.obs[keys.entropy(subject.key)].to_numpy(float)
+        measures.append(Measure("entropy", entropy, 0.0, max(float(np.quantile(entropy, 0.99)), 0.05)))
+    shown = _genes_on_map(subject)
+    packed = pack(subject.coordinates, subject.codes, subject.samples, measures, [*_levels(subject, shown)])
+    scale = dict(zip(shown, packed.meta["genes"]))
+    sizes = np.bincount(subject.codes, minlength=len(subject.names))
+    packed.meta["domains"] = [
+        {
+            "name": name,
+            "color": color,
+            "size": int(sizes[k]),
+            "genes": [scale[gene] for gene in subject.best(k, HOVERED) if gene in scale],
+        }
+        for k, (name, color) in enumerate(zip(subject.names, subject.colors))
+    ]
+    boxes = packed.meta.pop("boxes")
+    packed.meta["samples"] = [{"name": name, "box": box} for name, box in zip(subject.sample_names, boxes)]
+    packed.meta["sample_key"] = subject.sample_key or ""
+    packed.meta["microns"] = subject.microns and subject.microns * packed.meta["step"]
+    return packed
 
 
-def _settings(values: Mapping[str, object]) -> str:
-    return _table(("setting", "value"), ((escape(name), escape(str(value))) for name, value in values.items()))
+def _genes_on_map(subject: Subject) -> list[int]:
+    """The first genes of all domains, then the second ones, and so on: none twice."""
+    best = [subject.best(k, ON_MAP) for k in range(len(subject.names))]
+    ranked = [genes[rank] for rank in range(ON_MAP) for genes in best if rank < len(genes)]
+    return list(dict.fromkeys(ranked))[:MOST_GENES]
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _figure(axes: Axes | np.ndarray, what: str) -> str:
-    picture = io.BytesIO()
-    write_figure(axes, picture, form="png", dpi=130)
-    text = base64.b64encode(picture.getvalue()).decode()
-    return f"<p><img alt='{escape(what, quote=True)}' src='data:image/png;base64,{text}'></p>"
+def _levels(subject: Subject, genes: list[int]) -> Iterator[Measure]:
+    if subject.markers is None or not genes:
+        return
+    columns = subject.markers.expression.columns(genes)
+    for gene, values in zip(genes, columns.T):
+        low = min(float(values.min()), 0.0)
+        top = float(np.quantile(values, 0.995))
+        yield Measure(str(subject.markers.names[gene]), values, low, max(top, float(values.max()) * 0.2, low + 1e-6))

@@ -16,7 +16,7 @@ from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.task import Task
 from pdvi.mixtures.views import Agreed, Tissue, View
-from pdvi.pl import palette
+from pdvi.pl.colors import kept_colors
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -100,7 +100,7 @@ def write(adata: AnnData, key: str, outcome: Outcome, params: dict[str, Any]) ->
     order = np.argsort(-np.bincount(outcome.labels, minlength=n_domains), kind="stable")
     rank = np.argsort(order)
     names = [str(k + 1) for k in range(n_domains)]
-    write_labels(adata, key, outcome.probability[:, order], names, palette(n_domains), rank[outcome.labels])
+    write_labels(adata, key, outcome.probability[:, order], names, None, rank[outcome.labels])
     adata.obsm[keys.posterior(key)] = np.ascontiguousarray(outcome.posterior[:, order], np.float32)
     result = outcome.result
     adata.uns[key] = {
@@ -129,14 +129,18 @@ def write(adata: AnnData, key: str, outcome: Outcome, params: dict[str, Any]) ->
 def write_labels(
     adata: AnnData, key: str, probability: np.ndarray, names: list[str], colors: Any, labels: np.ndarray | None = None
 ) -> None:
-    """Write labels (by default the most probable ones), their certainty, probabilities and colours."""
+    """Write labels (by default the most probable ones), their certainty, probabilities and colours.
+
+    Without ``colors`` domains keep those that they had in an earlier fit of the same name.
+    """
     labels = probability.argmax(1) if labels is None else labels
     probability = np.ascontiguousarray(probability, np.float32)
-    adata.obs[key] = pd.Categorical(np.array(names)[labels], categories=names)
+    column = pd.Series(pd.Categorical(np.array(names)[labels], categories=names), adata.obs_names)
+    adata.uns[keys.colors(key)] = kept_colors(adata, key, column) if colors is None else colors
+    adata.obs[key] = column
     adata.obs[keys.certainty(key)] = probability[np.arange(len(labels)), labels]
     adata.obs[keys.entropy(key)] = _entropy(probability)
     adata.obsm[keys.probability(key)] = probability
-    adata.uns[keys.colors(key)] = colors
 
 
 def _entropy(probability: np.ndarray) -> np.ndarray:

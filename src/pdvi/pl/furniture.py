@@ -1,0 +1,92 @@
+"""What stands beside or on a map: the legend, a scale bar, titles, the image of the tissue beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.legend import Legend
+    from matplotlib.text import Text
+
+    from pdvi._anndata.image import TissueImage
+
+LINE = 0.29  # inches of a legend's line
+MOST_LINES = 24
+BAR = 0.25  # of a map's width, at most
+NICE = np.array([1.0, 2.0, 5.0])
+
+
+def plain_text(text: Text) -> None:
+    """Show a text as it is: dollars are no mathematics in a label."""
+    text.set_parse_math(False)
+
+
+def title(ax: Axes, name: str, *, size: str = "large") -> None:
+    """Give a map a title, as it is."""
+    plain_text(ax.set_title(name, fontsize=size))
+
+
+def columns_of_legend(n: int, height: float) -> int:
+    """Return in how many columns ``n`` entries fit beside a map of this height in inches."""
+    lines = int(np.clip((height - 0.3) / LINE, 4, MOST_LINES))
+    return -(-n // lines)
+
+
+def legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> Legend:
+    """Draw names and colours on the right of the axes."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="", marker="o", markersize=7, color=color) for _, color in entries]
+    made = ax.legend(
+        handles,
+        [name for name, _ in entries],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        ncols=ncols,
+        handletextpad=0.2,
+        columnspacing=0.8,
+        fontsize="medium",
+    )
+    for each in made.get_texts():
+        plain_text(each)
+    return made
+
+
+def make_room(made: Legend, width: float, height: float) -> None:
+    """Make the figure as wide as its maps and their legend, measured, and at least as high as the legend."""
+    figure = made.axes.figure.canvas.figure  # the whole one, also from within a part
+    box = made.get_window_extent()
+    figure.set_size_inches(width + box.width / figure.dpi + 0.25, max(height, box.height / figure.dpi + 0.25))
+
+
+def scale_bar(ax: Axes, microns_per_unit: float) -> None:
+    """Draw a bar of a round length in micrometres or millimetres in the lower left corner."""
+    left, right = ax.get_xlim()
+    low, high = ax.get_ylim()  # the lower edge first, whichever way the axis points
+    length = _nice(BAR * abs(right - left) * microns_per_unit)
+    units = length / microns_per_unit
+    x, y = left + 0.03 * (right - left), low + 0.03 * (high - low)
+    ax.plot([x, x + units], [y, y], color="black", linewidth=2.5, solid_capstyle="butt", zorder=5, label="_scale bar")
+    name = f"{length / 1000:g} mm" if length >= 1000 else f"{length:g} µm"
+    ax.text(x + units / 2, y + 0.015 * (high - low), name, ha="center", va="bottom", fontsize="small", zorder=5)
+
+
+def tissue(ax: Axes, image: TissueImage) -> None:
+    """Show the image below all else, in units of the coordinates; the limits of the axes stay."""
+    limits = ax.get_xlim(), ax.get_ylim()
+    high, wide = image.pixels.shape[:2]
+    extent = (-0.5 / image.scale, (wide - 0.5) / image.scale, (high - 0.5) / image.scale, -0.5 / image.scale)
+    ax.imshow(image.pixels, extent=extent, origin="upper", zorder=-1, cmap="gray" if image.pixels.ndim == 2 else None)
+    ax.set_xlim(*limits[0])
+    ax.set_ylim(*limits[1])
+
+
+def _nice(most: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is not above ``most``."""
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(power * NICE[NICE * power <= most * (1 + 1e-9)].max())

@@ -1,0 +1,104 @@
+"""Marker genes of domains: Welch's t of each domain against the rest, as scanpy's rank_genes_groups has it.
+
+The numbers are those of ``rank_genes_groups(method="t-test")``, which a test compares. They are made here in one pass
+over blocks of rows, without a normalised copy of the matrix, and without the seconds that importing scanpy takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi._anndata.checks import counts_of, is_sparse
+from pdvi.pp.normalise import looks_like_counts
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+AT_ONCE = 20_000_000  # numbers of a dense block
+
+
+class Markers(NamedTuple):
+    """What is known of the genes in every domain; rows are domains, columns genes, both as in ``adata``."""
+
+    names: np.ndarray
+    scores: np.ndarray
+    means: np.ndarray  # of log expression
+    shares: np.ndarray  # of spots with any
+    expression: Expression
+
+    def best(self, domain: int, n: int) -> list[int]:
+        """Return the columns of up to ``n`` genes that are higher in a domain than in the rest, the clearest first."""
+        order = np.argsort(-self.scores[domain], kind="stable")[:n]
+        return [int(gene) for gene in order if self.scores[domain, gene] > 0]
+
+
+class Expression:
+    """Log expression: spots scaled to the median total and log1p; as it is where it is logarithms already."""
+
+    def __init__(self, matrix: Any):
+        self.matrix = sp.csr_array(matrix) if is_sparse(matrix) else matrix  # of arrays, * is entry by entry
+        self.factors = np.ones(matrix.shape[0], np.float32)
+        self.counts = looks_like_counts(matrix.data if is_sparse(matrix) else matrix.ravel())
+        if self.counts:
+            totals = np.asarray(matrix.sum(1), float).ravel()
+            target = float(np.median(totals[totals > 0])) if (totals > 0).any() else 1.0
+            self.factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)
+
+    def blocks(self) -> Iterator[tuple[slice, Any]]:
+        """Yield blocks of rows, sparse if the counts are."""
+        n, width = self.matrix.shape
+        step = max(1, AT_ONCE // max(width, 1))
+        for begin in range(0, n, step):
+            rows = slice(begin, min(n, begin + step))
+            yield rows, self._log(self.matrix[rows], self.factors[rows])
+
+    def columns(self, genes: list[int]) -> np.ndarray:
+        """Return some genes of all spots, dense."""
+        block = self._log(self.matrix[:, genes], self.factors)
+        return np.asarray(block.toarray() if is_sparse(block) else block, np.float32)
+
+    def _log(self, block: Any, factors: np.ndarray) -> Any:
+        if not self.counts:
+            return block
+        if is_sparse(block):
+            return sp.csr_array(sp.diags_array(factors) @ block).log1p()
+        return np.log1p(block * factors[:, None])
+
+
+def find_markers(adata: AnnData, codes: np.ndarray, n_domains: int, *, layer: str | None = None) -> Markers | None:
+    """Return the markers of domains given as codes (-1: none); None where ``adata`` has no expression to look at."""
+    matrix = adata.X if layer is None else adata.layers[layer]
+    if matrix is None or adata.n_vars == 0 or adata.n_obs < 2:
+        return None
+    expression = Expression(counts_of(adata, layer))
+    total, square, present = (np.zeros((n_domains, adata.n_vars)) for _ in range(3))
+    for rows, block in expression.blocks():
+        mine = np.flatnonzero(codes[rows] >= 0)
+        member = sp.csr_array(
+            (np.ones(len(mine), np.float32), (codes[rows][mine], mine)), shape=(n_domains, block.shape[0])
+        )
+        for sums, values in ((total, block), (square, block * block), (present, (block != 0).astype(np.float32))):
+            found = member @ values
+            sums += found.toarray() if is_sparse(found) else found
+    sizes = np.bincount(codes[codes >= 0], minlength=n_domains)[:, None].astype(float)
+    scores = _welch(total, square, sizes)
+    many = np.maximum(sizes, 1)
+    return Markers(adata.var_names.to_numpy().astype(str), scores, total / many, present / many, expression)
+
+
+def _welch(total: np.ndarray, square: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The statistic of each group against all others; 0 where a group is too small to have a variance."""
+    rest_total, rest_square, rest = total.sum(0) - total, square.sum(0) - square, sizes.sum() - sizes
+    spread = _variance(total, square, sizes) / np.maximum(sizes, 1)
+    spread += _variance(rest_total, rest_square, rest) / np.maximum(rest, 1)
+    gap = total / np.maximum(sizes, 1) - rest_total / np.maximum(rest, 1)
+    usable = (spread > 0) & (sizes > 1) & (rest > 1)
+    return np.where(usable, gap / np.sqrt(np.where(usable, spread, 1.0)), 0.0)
+
+
+def _variance(total: np.ndarray, square: np.ndarray, n: np.ndarray) -> np.ndarray:
+    return np.maximum(square - total**2 / np.maximum(n, 1), 0) / np.maximum(n - 1, 1)
