@@ -49,7 +49,7 @@ def groups(scales=(1.0, 1.0, 1.0), correlation=0.0, n_shards=20, size=4, seed=0)
 
 
 def marginal_optimum(problem, scales):
-    """The objective and beta by maximum marginal likelihood, q(u) being exact here: least squares inside, tau outside."""
+    """The objective and beta by maximum marginal likelihood, q(u) being exact: least squares inside, tau outside."""
     x, y = (np.asarray(problem.shards[name], float) for name in ("x", "y"))
     x, y = x.reshape(-1, *x.shape[-2:]) / scales, y.reshape(-1, y.shape[-1])
     size = y.shape[1]

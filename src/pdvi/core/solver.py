@@ -186,6 +186,10 @@ class Solver(eqx.Module):
         """Return ``server`` ``factor`` times as careful, for a run that went wrong; None if the method cannot be."""
         return None
 
+    def heard(self, server: Any, epoch: float, objective: float) -> Any:
+        """Return ``server`` after it was told the objective at a log point."""
+        return server
+
     def stage(self, problem: Problem, server: Any, batch_size: int) -> Stage:
         """Return who makes the next steps: decided outside compiled code, where a branch would copy the state."""
         return Stage(self)

@@ -165,6 +165,7 @@ class Run:
         epoch = self.step / self.steps_per_epoch
         event = "; ".join([event, *self.executor.events()] if event else self.executor.events())
         self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
+        self.state = self.state._replace(server=self.solver.heard(self.state.server, epoch, measured["objective"]))
         self.logged = self.state, self.step, self.seconds
         if self.step == 0 and not np.isfinite(measured["objective"]):
             msg = f"the objective at the start is {measured['objective']}; give another `start`."

@@ -10,11 +10,12 @@ import numpy as np
 
 from pdvi._base.checks import one_of
 from pdvi._base.types import Array
-from pdvi.core.model import Conjugate, Coupled, Natural, Separated, offers
+from pdvi.core.model import Conjugate, Coupled, Exact, Natural, Separated, offers
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver
 from pdvi.solvers.continued import Continued, Stages
 from pdvi.solvers.explored import NOISY, Explored
+from pdvi.solvers.firmer import Firmer
 from pdvi.solvers.following import followed
 from pdvi.solvers.primal_dual.pdvi import SCALE, PrimalDual
 from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
@@ -111,7 +112,12 @@ class P2DVI(PrimalDual):
             stages = suits.continuation if automatic else ()
         if stages:
             return Continued(plain, stages)
-        return followed(problem, plain, self.preconditioner) if automatic else plain
+        if not automatic:
+            return plain
+        by_statistics = offers(problem.model, Conjugate) and not offers(problem.model, Exact)
+        if by_statistics and not offers(problem.model, Coupled) and self.preconditioner != "full":
+            return Firmer(plain)
+        return followed(problem, plain, self.preconditioner)
 
     def constant(self, problem: Problem, batch_size: int) -> float:
         """Return c, how many times the curvature D is."""
