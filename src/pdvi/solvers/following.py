@@ -23,7 +23,7 @@ from pdvi.solvers.primal_dual.oracles import NEWTON_DIMENSION, CoordinateDescent
 from pdvi.solvers.primal_dual.penalty import curvature_shards
 from pdvi.solvers.wrapper import Wrapper
 
-FULL_DIMENSION = 256  # globals up to which D is a matrix, where it may be one
+FULL_DIMENSION = 128  # globals up to which D is a matrix and a visit takes Newton steps on all: P^2 numbers, P products
 SLACK = 1e-6  # of the objective: a smaller rise is rounding
 FIRMER = 3.0  # times: the next constant after a leg that went up
 ROUNDING = 4.0  # rounding errors of the shards' losses added up, that the objective is known to
