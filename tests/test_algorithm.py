@@ -154,7 +154,7 @@ def test_a_stationary_point_is_a_fixed_point(case):
     state = State(server_at(lam, jnp.full(lam.size, 4.0)), local, Own(jnp.broadcast_to(lam, (12, lam.size)), None))
     state = state._replace(own=Own(state.own.copy, -gradients(problem, state)))
     state = state._replace(server=with_mean_dual(state.server, state.own.dual.mean(0)))
-    for after in run(problem, pdvi.PDVI(oracle=oracle), draws(12, 3), state)[1:]:
+    for after in run(problem, pdvi.PDVI(eta=0.25, oracle=oracle), draws(12, 3), state)[1:]:
         for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state)):
             np.testing.assert_allclose(a, b, atol=1e-7)
 

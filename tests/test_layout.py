@@ -19,6 +19,7 @@ ORDER = [
     ["pdvi.core.problem"],
     ["pdvi.core"],
     ["pdvi.models"],
+    ["pdvi.solvers.primal_dual.metric"],
     ["pdvi.solvers.primal_dual.algorithm"],
     ["pdvi.solvers"],
     ["pdvi.executors"],

@@ -15,7 +15,7 @@ from test_algorithm import quadratic, stripped
 
 
 def automatic(problem, batch_size=1, solver=None, **settings):
-    solver = pdvi.P2DVI(**settings) if solver is None else solver
+    solver = pdvi.P2DVI(preconditioner="diagonal", **settings) if solver is None else solver
     return np.asarray(begun(problem, solver, batch_size).state.server.penalty)
 
 
@@ -88,10 +88,10 @@ def test_negative_curvature_counts_by_its_size(x64):
 
 
 def test_a_floor_keeps_the_penalty_positive(x64):
-    """A flat coordinate gets 1e-4 of its block's mean, 1; a flat block 1e-4 of the mean of all five, 0.4."""
+    """A flat coordinate gets 1e-12 of its block's mean, 1; a flat block 1e-12 of the mean of all five, 0.4."""
     problem = bowl([[2.0, 0, 0, 0, 0]] * 2, steep=2, flat=3)
-    np.testing.assert_allclose(automatic(problem, 2), [2, 1e-4, 4e-5, 4e-5, 4e-5], rtol=1e-12)
-    np.testing.assert_allclose(automatic(bowl([[0.0] * 5] * 2, steep=2, flat=3), 2), [1e-4] * 5, rtol=1e-12)
+    np.testing.assert_allclose(automatic(problem, 2), [2, 1e-12, 4e-13, 4e-13, 4e-13], rtol=1e-12)
+    np.testing.assert_allclose(automatic(bowl([[0.0] * 5] * 2, steep=2, flat=3), 2), [1e-12] * 5, rtol=1e-12)
 
 
 def test_curvature_that_is_not_finite_is_named(x64):

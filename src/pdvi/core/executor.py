@@ -94,7 +94,7 @@ class Executor(ABC):
         """Return objective, gradient norms and the solver's own metrics."""
         measured = self.look(state, measure, state.lam)
         metrics = self.fold(state, Metrics(solver), state.lam)
-        return report(self.problem, measured, metrics)
+        return {**report(self.problem, measured, metrics), **solver.notes(state.server)}
 
     def announced(self, batches: np.ndarray) -> np.ndarray:
         """Return ``batches``, after telling who should know what comes."""

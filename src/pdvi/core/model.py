@@ -20,7 +20,7 @@ class Model(Protocol):
     """The least a model must offer; everything is written for one shard.
 
     What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `Exact`, `Curved`, `Natural`,
-    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`.
+    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`.
     """
 
     def init_global(self, key: Array) -> Mapping[str, Any]:
@@ -148,6 +148,22 @@ class Separated(Protocol):
 
     def separation(self) -> Array:
         """Return the typical squared distance between two components, in units of the noise, halved."""
+        ...
+
+
+class Rowwise(Protocol):
+    """A model that says whether the rows of a shard's local variables meet in the globals only."""
+
+    def independent_rows(self) -> bool:
+        """Return whether they do; where a model does not say, it is found out from the Hessian."""
+        ...
+
+
+class Bounded(Protocol):
+    """A model whose negative ELBO cannot fall below a number: 0 for discrete data with proper priors, say."""
+
+    def lower_bound(self) -> float:
+        """Return the number; an objective below it is rounding noise, and the run that shows it went wrong."""
         ...
 
 

@@ -20,6 +20,10 @@ class Status(enum.Enum):
 
     CONVERGED = "reached the tolerance"
     MAX_EPOCHS = "did not reach tol within the budget; increase max_epochs or loosen tol"
+    STALLED = (
+        "the objective has settled, but its derivatives say that it is not at a minimum; go on with start=result, "
+        "or try another start or a smaller tol"
+    )
     MAX_SECONDS = "did not reach tol within max_seconds; increase it, or go on with start=result"
     INTERRUPTED = "interrupted; this is the last logged state, go on with start=result"
     STOPPED = "stopped by a callback"

@@ -99,6 +99,13 @@ class Stage(NamedTuple):
     steps: int | None = None
 
 
+class Left(NamedTuple):
+    """What a run that has settled may still gain, as far as derivatives tell; 0 for a method that does not ask them."""
+
+    nats: float
+    noise: float  # what rounding leaves of the objective
+
+
 class Solver(eqx.Module):
     """A method. Settings are fields; real numbers among them may change without recompilation.
 
@@ -179,6 +186,10 @@ class Solver(eqx.Module):
         """Return ``server`` ``factor`` times as careful, for a run that went wrong; None if the method cannot be."""
         return None
 
+    def heard(self, server: Any, epoch: float, objective: float) -> Any:
+        """Return ``server`` after it was told the objective at a log point."""
+        return server
+
     def stage(self, problem: Problem, server: Any, batch_size: int) -> Stage:
         """Return who makes the next steps: decided outside compiled code, where a branch would copy the state."""
         return Stage(self)
@@ -187,6 +198,15 @@ class Solver(eqx.Module):
         """Return the state as the next stage takes it over."""
         return state
         yield
+
+    def left(self, problem: Problem, state: State) -> Dialogue[Left]:
+        """Return how far the objective is above a stationary point; asked when it has settled."""
+        return Left(0.0, 0.0)
+        yield
+
+    def notes(self, server: Any) -> dict[str, float]:
+        """Return what the trace should tell of the server's state."""
+        return {}
 
     def exploring(self, server: Any) -> bool:
         """Return whether the state is that of a search, noisy on purpose, which no run should end with."""

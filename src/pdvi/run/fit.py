@@ -77,7 +77,8 @@ def fit(
         those spent in the solver: compilation counts, evaluation and checkpoints do not.
     tol
         stop when the objective changes by less than ``tol`` times its size from one log point to the next,
-        at least an epoch apart, twice in a row; 0 never stops.
+        at least an epoch apart, twice in a row, and the derivatives, where the solver asks for them, agree that no more
+        than a few hundredths of a nat (or a tenth of this change) are left to gain; 0 never stops.
     grad_tol
         stop when the norm of grad_lam F is below ``grad_tol`` times that at the start, and the objective moved by no
         more than ``grad_tol`` times the range it has covered.
@@ -160,10 +161,11 @@ def _verdict(
     answers = [callback(progress) for callback in callbacks]
     if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
-    if settled(run.rows, tol) or flat(run.rows, grad_tol):
+    quiet = settled(run.rows, tol)
+    if (quiet and run.at_rest(tol)) or flat(run.rows, grad_tol):
         return Status.CONVERGED
     if run.step >= last:
-        return Status.MAX_EPOCHS
+        return Status.STALLED if quiet else Status.MAX_EPOCHS
     if max_seconds is not None and run.seconds >= max_seconds:
         return Status.MAX_SECONDS
     return Status.RUNNING

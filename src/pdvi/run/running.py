@@ -16,6 +16,7 @@ from pdvi._base.checks import instance, positive
 from pdvi._base.forks import computing
 from pdvi._base.types import Array
 from pdvi.core.executor import Executor, NoShards
+from pdvi.core.model import Bounded, offers
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Begin, Dialogue, Solver, State, filled, named, settings_of
@@ -23,6 +24,7 @@ from pdvi.run.named import executor_for, solver_for
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
 from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
+from pdvi.run.stopping import little
 from pdvi.solvers.local_variables import recalled, resettled
 
 EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of the trace
@@ -70,6 +72,7 @@ class Run:
         self.seconds: float = self.rows[-1]["seconds"] if self.rows else 0.0
         self.logged = self.state, self.step, self.seconds
         self.failed = False
+        self.bound = float(problem.model.lower_bound()) if offers(problem.model, Bounded) else -np.inf
         self.safeguard = Safeguard()
         for row in self.rows:
             if row["event"]:
@@ -161,6 +164,7 @@ class Run:
         epoch = self.step / self.steps_per_epoch
         event = "; ".join([event, *self.executor.events()] if event else self.executor.events())
         self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
+        self.state = self.state._replace(server=self.solver.heard(self.state.server, epoch, measured["objective"]))
         self.logged = self.state, self.step, self.seconds
         if self.step == 0 and not np.isfinite(measured["objective"]):
             msg = f"the objective at the start is {measured['objective']}; give another `start`."
@@ -188,18 +192,26 @@ class Run:
                 self.state = self._at(self.state)
                 self.log("interrupted: the last logged state, its local variables rebuilt from the data")
 
+    def at_rest(self, tol: float) -> bool:
+        """Return whether the derivatives at the newest state leave as little to gain as the objective's changes say."""
+        left = self.executor.answered(self.solver.left(self.problem, self.state))
+        return little(left, self.rows[-1]["objective"], tol)
+
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
         epoch, objective = self.rows[-1]["epoch"], self.rows[-1]["objective"]
         if self.rows[-1]["event"].startswith(EXPLORING):
             self.safeguard = Safeguard()  # what explores may rise; judged is what comes after
         trouble = self.safeguard.judge(epoch, objective)
+        impossible = objective < self.bound
+        if impossible:
+            trouble = f"the objective is below {self.bound:g}, the least that the model says it can be"
         if trouble is None:
             if self.safeguard.streak == 0:
                 self.good = self.state
             return
         careful = self.solver.recover(self.good.server, Safeguard.factor)
-        if careful is None and np.isfinite(objective):
+        if careful is None and np.isfinite(objective) and not impossible:
             return  # a method without a penalty to enlarge may rise and fall
         tries = sum(RESTORED in row["event"] for row in self.rows)
         self.failed = careful is None or tries >= Safeguard.tries

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pdvi.core.solver import Left
+
+NATS = 0.02  # of evidence: no conclusion depends on less
 Rows = list[dict[str, Any]]  # of the trace
 
 
@@ -30,3 +33,8 @@ def settled(rows: Rows, tol: float) -> bool:
             values = [point["objective"] for point in points]
             return all(abs(a - b) < tol * abs(b) for a, b in pairwise(values))
     return False
+
+
+def little(left: Left, objective: float, tol: float) -> bool:
+    """Return whether what is left to gain is below what matters, what rounding hides, and what ``tol`` lets pass."""
+    return bool(left.nats <= max(NATS, left.noise, 0.1 * tol * abs(objective)))

@@ -1,7 +1,8 @@
 """The methods: each one file, each through `pdvi.fit`, on every executor.
 
 What a solver is says `pdvi.core.solver`. Some methods need more of a model than `pdvi.Model` lists, and say so
-when it is missing; `pdvi.core.model` has all that a model may offer. `Continued` and `Explored` wrap PD-VI and P2D-VI.
+when it is missing; `pdvi.core.model` has all that a model may offer. `Continued`, `Explored`, `Firmer` and
+`Following` wrap PD-VI and P2D-VI.
 
 A solver listed in `SOLVERS` is under the contract of ``tests/contracts/test_solvers.py``.
 """
@@ -11,6 +12,8 @@ from pdvi.solvers.cavi import CAVI
 from pdvi.solvers.continued import Continued
 from pdvi.solvers.control_variates import ControlVariates
 from pdvi.solvers.explored import Explored
+from pdvi.solvers.firmer import Firmer
+from pdvi.solvers.following import Following
 from pdvi.solvers.gradient import SGD, Adam, RMSProp
 from pdvi.solvers.memoized import MemoizedVB
 from pdvi.solvers.pgsvi import PGSVI
@@ -38,6 +41,8 @@ __all__ = [
     "Continued",
     "ControlVariates",
     "Explored",
+    "Firmer",
+    "Following",
     "MemoizedVB",
     "RMSProp",
 ]

@@ -8,7 +8,7 @@ import equinox as eqx
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Dialogue, Left, Solver, State
 
 
 class Wrapper(Solver):
@@ -50,3 +50,11 @@ class Wrapper(Solver):
     def metrics(self, lam: Any, own: PyTree) -> dict[str, Array]:
         """Return the inner solver's."""
         return self.solver.metrics(lam, own)
+
+    def left(self, problem: Problem, state: State) -> Dialogue[Left]:
+        """Return what the inner solver says."""
+        return (yield from self.solver.left(problem, state._replace(server=state.server.inner)))
+
+    def notes(self, server: Any) -> dict[str, float]:
+        """Return the inner solver's."""
+        return self.solver.notes(server.inner)

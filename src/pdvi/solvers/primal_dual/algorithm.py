@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
+from pdvi.solvers.primal_dual.metric import applied, solved
 
 # (problem, phi, shard, lam0, mu, D) -> argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 |lam - lam0|_D^2
 Oracle = Callable[[Problem, PyTree, PyTree, Array, Array, Array], tuple[PyTree, Array]]
@@ -27,8 +28,8 @@ class Server(NamedTuple):
 
     lam: Array  # gamma, the mean of the copies of the last batch: the iterate the theorems speak of
     lam0: Array  # what the copies should agree on
-    h: Array  # the correction, always mean_b(mu_b) / D
-    penalty: Array  # D, a positive diagonal
+    h: Array  # the correction, always D^-1 mean_b(mu_b)
+    penalty: Array  # D, a positive diagonal or a positive definite matrix (`metric.py`)
 
 
 class Own(NamedTuple):
@@ -52,13 +53,13 @@ def visit(
     lam0, D = told
     phi, lam = oracle(problem, phi, shard, lam0, own.dual, D)  # local primal
     gap = lam - lam0  # consensus violation
-    return phi, Own(lam, own.dual + D * gap), gap  # dual ascent
+    return phi, Own(lam, own.dual + applied(D, gap)), gap  # dual ascent
 
 
 def update(server: Server, gap: Array, count: int, n_shards: int, lam0: Array) -> Server:
     """Update the server: ``gap`` is the sum of lam_b - lam0 over the ``count`` shards of a batch."""
     gamma = lam0 + gap / count
-    h = server.h + gap / n_shards  # == mean_b(mu_b) / D
+    h = server.h + gap / n_shards  # == D^-1 mean_b(mu_b)
     return server._replace(lam=gamma, lam0=gamma + h, h=h)  # global primal
 
 
@@ -67,17 +68,18 @@ def update(server: Server, gap: Array, count: int, n_shards: int, lam0: Array) -
 
 def start(lam: Array, penalty: Array) -> Server:
     """Return the server before the first step: lam0 = lam, h = 0."""
-    return Server(lam, lam, jnp.zeros_like(lam), jnp.broadcast_to(penalty, lam.shape))
+    penalty = jnp.broadcast_to(penalty, lam.shape) if penalty.ndim < 2 else penalty
+    return Server(lam, lam, jnp.zeros_like(lam), penalty)
 
 
 def with_penalty(server: Server, penalty: Array) -> Server:
-    """Return the same point and duals under another D: h is rebuilt from the mean dual, which is h D."""
-    return with_mean_dual(server._replace(penalty=penalty), server.h * server.penalty)
+    """Return the same point and duals under another D: h is rebuilt from the mean dual, which is D h."""
+    return with_mean_dual(server._replace(penalty=penalty), applied(server.penalty, server.h))
 
 
 def with_mean_dual(server: Server, mean_dual: Array) -> Server:
     """Return the server with h rebuilt from the duals (fact one): a running sum drifts, a lost shard takes its own."""
-    h = mean_dual / server.penalty
+    h = solved(server.penalty, mean_dual)
     return server._replace(h=h, lam0=server.lam + h)
 
 

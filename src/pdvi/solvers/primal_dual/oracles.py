@@ -9,7 +9,7 @@ of f_b in lam at the point it returns, however few sweeps it made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,17 +20,29 @@ from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Exact, LocalStep, offers, require
 from pdvi.core.problem import Problem
+from pdvi.solvers.primal_dual.arrow import FLOOR, arrow, as_rows, positive_inverse, units_of
+from pdvi.solvers.primal_dual.metric import (
+    applied,
+    curvature_in_units,
+    from_units,
+    into_units,
+    root,
+    squared,
+    to_coordinates,
+)
 
 Objective = Callable[[Array], Array]
 
+LONGEST = 2.0  # times 1 + |x|: a step's length in any coordinate
 NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searched quasi-Newton run
 
 
 class Newton(eqx.Module):
     """At most ``steps`` damped Newton steps, until no gradient entry exceeds ``tol`` times the first's.
 
-    The Hessian's eigenvalues are made positive, so that it leaves saddles, and a step that does not lower
-    the objective is halved, so that it cannot overshoot. It also ends when rounding hides any decrease.
+    Entries and eigenvalues are judged in the units of the Hessian's diagonal, whatever those of the model. Eigenvalues
+    are made positive, so that it leaves saddles, and a step that does not lower the objective is halved, so that it
+    cannot overshoot. It also ends when rounding hides any decrease.
     """
 
     steps: int = 20
@@ -39,16 +51,15 @@ class Newton(eqx.Module):
 
     def minimise(self, objective: Objective, start: Array) -> Array:
         """Return a minimiser of ``objective`` near ``start``."""
-        eps, tiny = jnp.finfo(start.dtype).eps, jnp.finfo(start.dtype).tiny
+        eps = jnp.finfo(start.dtype).eps
 
         def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, x, limit, _ = carry
             value, gradient = jax.value_and_grad(objective)(x)
-            steepest = jnp.abs(gradient).max()
+            hessian = jax.hessian(objective)(x)
+            move = positive_inverse(hessian) @ gradient
+            steepest = jnp.abs(gradient / units_of(hessian)).max()
             limit = jnp.where(count == 0, self.tol * steepest, limit)
-            values, vectors = jnp.linalg.eigh(jax.hessian(objective)(x))
-            values = jnp.maximum(jnp.abs(values), eps * jnp.abs(values).max() + tiny)
-            move = vectors @ ((vectors.T @ gradient) / values)
             slope, rounding = gradient @ move, 4 * eps * jnp.abs(value)
 
             def too_long(search: tuple[Any, ...]) -> Array:
@@ -72,6 +83,118 @@ class Newton(eqx.Module):
 
         carry = (0, start, jnp.zeros((), start.dtype), jnp.asarray(True))
         return jax.lax.while_loop(unfinished, step, carry)[1]
+
+
+class JointNewton(eqx.Module):
+    """Newton steps on the locals and the globals of a shard at once, whatever their units.
+
+    Rows of locals that meet in the globals only (``independent_rows``) cost a small block each; others are one row.
+    Eigenvalues are made positive and judged in the units of the diagonal for locals, in those of D for globals
+    (lam = lam0 + D^-1/2 z); a step is at most 2 (1 + |x|) in every coordinate, since a tail without curvature would
+    send it to where the loss is rounding noise; and it is halved until the objective falls. Ends when another step
+    would gain less than ``tol`` times what D charges for the way from lam0, so a visit takes as many steps as needed.
+    """
+
+    independent_rows: bool = eqx.field(default=False, static=True)
+    steps: int = 12
+    tol: float = 1e-3
+
+    def __call__(
+        self, problem: Problem, local: PyTree, shard: PyTree, lam0: Array, mu: Array, penalty: Array
+    ) -> tuple[PyTree, Array]:
+        """Minimise shard ``shard``'s augmented Lagrangian."""
+        start, back = as_rows(local, self.independent_rows)
+        R = root(penalty)
+
+        def loss(x: Array, lam: Array) -> Array:
+            return problem.loss(back(x), lam, shard)
+
+        def added(lam: Array) -> Array:
+            return mu @ (lam - lam0) + 0.5 * squared(penalty, lam - lam0)
+
+        def direction(point: tuple[Array, Array]) -> Direction:
+            x, lam = point
+            at = arrow(loss, x, lam)
+            slope = at.reduced + mu + applied(penalty, lam - lam0)
+            bend = curvature_in_units(R, at.profiled) + jnp.eye(lam.size, dtype=lam.dtype)
+            values, vectors = jnp.linalg.eigh(bend)
+            values = jnp.maximum(jnp.abs(values), FLOOR * jnp.finfo(lam.dtype).eps)
+            downhill = vectors.T @ into_units(R, slope)
+            move = -from_units(R, vectors @ (downhill / values))
+            gain = downhill @ (downhill / values) + at.local_decrement
+            noise = jnp.abs(at.value) + jnp.abs(added(lam))
+            return Direction((at.local_step(move), move), at.value + added(lam), gain, noise)
+
+        def enough(point: tuple[Array, Array]) -> Array:
+            return self.tol * squared(penalty, point[1] - lam0)
+
+        first = start.astype(lam0.dtype), lam0
+        x, lam = descended(lambda point: loss(*point) + added(point[1]), direction, enough, first, self.steps)
+        return back(x), lam
+
+
+class RowNewton(eqx.Module):
+    """The same for the locals alone, the globals being fixed: until a step gains ``tol`` times what the first did."""
+
+    steps: int = 20
+    tol: float = 1e-6
+
+    def minimise(self, problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> PyTree:
+        """Return local variables that are best for fixed globals, rows being independent."""
+        start, back = as_rows(local, True)
+        nothing = jnp.zeros(0, start.dtype)
+
+        def loss(x: Array, _: Array = nothing) -> Array:
+            return problem.loss(back(x), lam, shard)
+
+        def direction(point: tuple[Array]) -> Direction:
+            at = arrow(loss, point[0], nothing)
+            return Direction((at.local_step(nothing),), at.value, at.local_decrement, jnp.abs(at.value))
+
+        first: tuple[Array] = (start,)
+        limit = self.tol * direction(first).gain
+        return back(descended(lambda point: loss(point[0]), direction, lambda point: limit, first, self.steps)[0])
+
+
+class Direction(NamedTuple):
+    """A step, and what is known where it begins."""
+
+    move: tuple[Array, ...]
+    value: Array
+    gain: Array  # minus the slope along the step, which is twice what a quadratic would gain
+    size: Array  # of the terms that make the value: its rounding error is eps times that
+
+
+def descended(value: Any, direction: Any, enough: Any, start: Any, steps: int, halvings: int = 40) -> Any:
+    """Return the point after steps that are capped, halved until the value falls, and ended when they gain enough."""
+    eps = jnp.finfo(start[0].dtype).eps
+
+    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        count, point, _ = carry
+        go: Direction = direction(point)
+        relative = [jnp.max(jnp.abs(m) / (1 + jnp.abs(x)), initial=0.0) for m, x in zip(go.move, point)]
+        length = jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.stack(relative).max(), LONGEST))
+        rounding = 8 * eps * go.size
+
+        def too_long(search: tuple[Any, ...]) -> Array:
+            halving, _, candidate = search
+            wanted = go.value - 1e-4 * length * 0.5**halving * go.gain + rounding
+            return ~(candidate <= wanted) & (halving < halvings)
+
+        def halve(search: tuple[Any, ...]) -> tuple[Any, ...]:
+            halving = search[0] + 1
+            moved = tuple(x + length * 0.5**halving * m for x, m in zip(point, go.move))
+            return halving, moved, value(moved)
+
+        _, moved, candidate = jax.lax.while_loop(too_long, halve, (-1, point, jnp.full_like(go.value, jnp.inf)))
+        accepted = candidate <= go.value + rounding
+        new = tuple(jnp.where(accepted, after, before) for after, before in zip(moved, point))
+        return count + 1, new, accepted & (go.gain > enough(new)) & (go.gain > rounding)
+
+    def unfinished(carry: tuple[Any, ...]) -> Array:
+        return (carry[0] < steps) & carry[2]
+
+    return jax.lax.while_loop(unfinished, step, (0, start, jnp.asarray(True)))[1]
 
 
 class LBFGS(eqx.Module):
@@ -105,12 +228,14 @@ class CoordinateDescent(eqx.Module):
     Each step is the model's closed form if it has one, else ``inner`` on autodiff derivatives (by default
     `Newton` up to 64 variables, `LBFGS` above). Stops after ``sweeps``, or when a sweep moves no entry of lam
     by more than ``tol`` times its distance from lam0. One sweep per visit is the fastest way to a given
-    objective; many sweeps with a small ``tol`` make the oracle exact.
+    objective; many sweeps with a small ``tol`` make the oracle exact. Where rows of locals meet in the globals only
+    (``independent_rows``), the local step is Newton's on all of them at once, a small block for each.
     """
 
     sweeps: int = 1
     tol: float = 0.0
     inner: Newton | LBFGS | None = None
+    independent_rows: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self) -> None:
         whole("sweeps", self.sweeps, least=1)
@@ -149,6 +274,8 @@ class CoordinateDescent(eqx.Module):
             return local
         if problem.halo_rows:  # a shard's loss holds half of each cut edge: to minimise it would not lower F
             require("the generic oracle, where shards have a halo,", problem.model, LocalStep)
+        if self.independent_rows and self.inner is None:
+            return RowNewton().minimise(problem, local, lam, shard)
         return unflatten(self._minimise(lambda x: problem.loss(unflatten(x), lam, shard), flat))
 
     def global_step(
@@ -162,11 +289,18 @@ class CoordinateDescent(eqx.Module):
         penalty: Array,
     ) -> Array:
         """Return the global variables that are best for fixed locals."""
-        augmentation = problem.augmentation(lam0, mu, penalty)
-        if offers(problem.model, Conjugate):
+        if offers(problem.model, Conjugate) and penalty.ndim == 1:
             statistics = problem.model.statistics(local, shard)
-            return problem.ravel(problem.model.global_step(statistics, augmentation))
-        return self._minimise(lambda x: problem.loss(local, x, shard) + augmentation(problem.unravel(x)), lam)
+            return problem.ravel(problem.model.global_step(statistics, problem.augmentation(lam0, mu, penalty)))
+
+        def objective(lam: Array) -> Array:
+            return problem.loss(local, lam, shard) + mu @ (lam - lam0) + 0.5 * squared(penalty, lam - lam0)
+
+        if self.inner is not None:
+            return self.inner.minimise(objective, lam)
+        R = root(penalty)  # in the units of D it is at least as steep as a unit bowl, whatever those of the model
+        found = self._minimise(lambda z: objective(lam0 + from_units(R, z)), to_coordinates(R, lam - lam0))
+        return lam0 + from_units(R, found)
 
     def _minimise(self, objective: Objective, start: Array) -> Array:
         inner = self.inner or (Newton() if start.size <= NEWTON_DIMENSION else LBFGS())

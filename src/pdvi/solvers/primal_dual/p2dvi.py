@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
+from pdvi._base.checks import one_of
 from pdvi._base.types import Array
-from pdvi.core.model import Conjugate, Coupled, Natural, Separated, offers
+from pdvi.core.model import Conjugate, Coupled, Exact, Natural, Separated, offers
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver
 from pdvi.solvers.continued import Continued, Stages
 from pdvi.solvers.explored import NOISY, Explored
+from pdvi.solvers.firmer import Firmer
+from pdvi.solvers.following import followed
 from pdvi.solvers.primal_dual.pdvi import SCALE, PrimalDual
-from pdvi.solvers.primal_dual.penalty import penalty_from_curvature
+from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
 
 WELL_SEPARATED = 8.0  # two components are typically four standard deviations apart
 
@@ -66,6 +69,10 @@ class P2DVI(PrimalDual):
         epochs of natural-gradient steps after two of Algorithm 1, from the same start (see `pdvi.solvers.Explored`).
         None (default): 3 for local variables that are coupled across shards, if ``eta`` and ``continuation`` are left
         out and an epoch has at least 16 batches; 0: none.
+    preconditioner
+        "full": D is a matrix, so that correlated parameters cost nothing; "diagonal": a number per coordinate. None
+        (default): full for models without closed forms up to 128 globals, where the oracle is left out too. For these
+        models D follows the run (see `pdvi.solvers.Following`).
     """
 
     eta: Any = None
@@ -73,10 +80,16 @@ class P2DVI(PrimalDual):
     scale: float | None = None
     continuation: Stages | None = eqx.field(default=None, static=True)
     exploration: int | None = eqx.field(default=None, static=True)
+    preconditioner: str | None = eqx.field(default=None, static=True)
 
     def __check_init__(self) -> None:
         if self.exploration is not None and not (isinstance(self.exploration, int) and self.exploration >= 0):
             msg = f"`exploration` must be a whole number of epochs, 0 for none, got {self.exploration!r}."
+            raise ValueError(msg)
+        if self.preconditioner is not None:
+            one_of("preconditioner", self.preconditioner, ("full", "diagonal"))
+        if self.preconditioner == "full" and self.eta is not None:
+            msg = f'`eta` must be left out with preconditioner="full", which chooses its own steps, got {self.eta!r}.'
             raise ValueError(msg)
         if self.exploration and self.continuation:
             msg = f"`exploration` and `continuation` exclude each other, got {self.exploration!r} and stages; give one."
@@ -97,7 +110,18 @@ class P2DVI(PrimalDual):
             return Explored(plain, epochs)
         if stages is None:
             stages = suits.continuation if automatic else ()
-        return Continued(plain, stages) if stages else plain
+        if stages:
+            return Continued(plain, stages)
+        if not automatic:
+            return plain
+        by_statistics = offers(problem.model, Conjugate) and not offers(problem.model, Exact)
+        if by_statistics and not offers(problem.model, Coupled) and self.preconditioner != "full":
+            return Firmer(plain)
+        return followed(problem, plain, self.preconditioner)
+
+    def constant(self, problem: Problem, batch_size: int) -> float:
+        """Return c, how many times the curvature D is."""
+        return constant_for(problem, batch_size, SCALE if self.scale is None else self.scale)
 
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return one number per coordinate."""

@@ -13,6 +13,7 @@ import numpy as np
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Dialogue, Look, Solver, State
+from pdvi.solvers.following import followed
 from pdvi.solvers.primal_dual.algorithm import (
     Own,
     Server,
@@ -26,6 +27,7 @@ from pdvi.solvers.primal_dual.algorithm import (
 )
 from pdvi.solvers.primal_dual.oracles import default_oracle
 from pdvi.solvers.primal_dual.penalty import (
+    constant_for,
     curvature_reader,
     curvature_shards,
     penalty_from_curvature,
@@ -45,6 +47,14 @@ class PrimalDual(Solver):
     @abstractmethod
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return D where no ``eta`` is given, from the mean curvature at the start."""
+
+    def constant(self, problem: Problem, batch_size: int) -> float:
+        """Return c, how many times the curvature D is."""
+        return constant_for(problem, batch_size, SCALE)
+
+    def shaped(self, penalty: Array) -> Array:
+        """Return D in the form the method takes it."""
+        return penalty
 
     def init(self, problem: Problem, lam: Array, batch_size: int) -> Server:
         """Return the server's state for a given ``eta``."""
@@ -104,8 +114,8 @@ class PDVI(PrimalDual):
     phi_b, lam_b = argmin f_b(phi, lam) + <mu_b, lam - lam0> + |lam - lam0|^2 / (2 eta)
     mu_b        += (lam_b - lam0) / eta
 
-    Without ``eta`` the penalty is the automatic one of `P2DVI` averaged over the coordinates: safe, and as slow as
-    the flattest coordinate.
+    Without ``eta`` the penalty is the automatic one of `P2DVI` averaged over the coordinates, and follows the run where
+    that of `P2DVI` does: safe, and slow where coordinates have different units.
     """
 
     eta: float | None = None
@@ -116,6 +126,14 @@ class PDVI(PrimalDual):
             msg = f"`eta` of PDVI must be one positive number, got {self.eta!r}; use P2DVI for one per block."
             raise ValueError(msg)
 
+    def resolved(self, problem: Problem, batch_size: int) -> Solver:
+        """Return this solver, its penalty following the run where the model has no closed form for its globals."""
+        return followed(problem, self, "diagonal") if self.eta is None else self
+
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return one number for all coordinates."""
         return penalty_from_curvature(problem, curvature, batch_size, SCALE).mean()
+
+    def shaped(self, penalty: Array) -> Array:
+        """Return one number for all coordinates."""
+        return jnp.full_like(penalty, penalty.mean())

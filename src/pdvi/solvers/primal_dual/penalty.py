@@ -21,7 +21,7 @@ from pdvi.core.problem import Problem
 EXACT_DIMENSION = 256  # up to here the Hessian's diagonal is computed exactly
 PROBES = 64  # above, Hutchinson probes
 SAMPLED_SHARDS = 256  # autodiff curvature looks at this many shards, evenly spread
-FLOOR = 1e-4  # of the block's mean: keeps D positive where the loss is flat
+FLOOR = 1e-12  # of the block's mean: keeps D positive where the loss is flat, and breaks no units
 
 
 def penalty_from_curvature(problem: Problem, curvature: Any, batch_size: int, scale: float) -> Array:
@@ -34,8 +34,13 @@ def penalty_from_curvature(problem: Problem, curvature: Any, batch_size: int, sc
             "or set `eta` by hand."
         )
         raise ValueError(msg)
-    constant = max(1.0, scale * problem.n_shards / batch_size)
+    constant = constant_for(problem, batch_size, scale)
     return jnp.asarray(constant * _floored(problem, curvature), jnp.result_type(float))
+
+
+def constant_for(problem: Problem, batch_size: int, scale: float) -> float:
+    """Return c = max(1, scale B / |S|): with |S| = 1 Algorithm 1 is Point-SAGA, whose best step scales the same way."""
+    return max(1.0, scale * problem.n_shards / batch_size)
 
 
 def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:

@@ -1,0 +1,149 @@
+"""Second derivatives of a shard's loss, where rows of local variables meet in the globals only.
+
+    H = [ H_pp  H_pl ]      H_pp block-diagonal, a small block for each row,
+        [ H_lp  H_ll ]      S = H_ll - H_lp H_pp^-1 H_pl  the curvature after the locals are minimised over.
+
+d + P products with H give all of it, whatever the number of rows: a product with the k-th coordinate of all rows at
+once is the k-th column of every block. Locals that are not independent by row are one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Rowwise, offers
+from pdvi.core.problem import Problem
+from pdvi.shards.stacking import take, to_device
+
+FLOOR = 16  # times the rounding error: what an eigenvalue is at least, relative to a diagonal of ones
+PROBED = 2  # shards whose Hessians are looked at, to find out whether rows are independent
+
+
+class Arrow(NamedTuple):
+    """Derivatives at a point: R rows of d local variables, P globals."""
+
+    value: Array
+    by_local: Array  # (R, d)
+    by_global: Array  # (P,)
+    inverse: Array  # (R, d, d): of the blocks of H_pp, eigenvalues made positive
+    cross: Array  # (R, d, P): H_pl
+    own: Array  # (P, P): H_ll
+
+    @property
+    def profiled(self) -> Array:
+        """Return S, the curvature in the globals after minimising over the locals."""
+        return self.own - jnp.einsum("rip,rij,rjq->pq", self.cross, self.inverse, self.cross)
+
+    @property
+    def reduced(self) -> Array:
+        """Return the gradient in the globals after a step of the locals."""
+        return self.by_global - jnp.einsum("rip,rij,rj->p", self.cross, self.inverse, self.by_local)
+
+    @property
+    def local_decrement(self) -> Array:
+        """Return g_p' H_pp^-1 g_p: twice what a step of the locals gains."""
+        return jnp.einsum("ri,rij,rj->", self.by_local, self.inverse, self.by_local)
+
+    def local_step(self, global_step: Array) -> Array:
+        """Return the step of the locals that goes with one of the globals."""
+        return -jnp.einsum("rij,rj->ri", self.inverse, self.by_local + self.cross @ global_step)
+
+
+def arrow(loss: Callable[[Array, Array], Array], local: Array, lam: Array) -> Arrow:
+    """Return the derivatives of ``loss(local, lam)``; ``local`` has a row for each independent group of locals."""
+    (rows, d), P = local.shape, lam.size
+    gradient = jax.grad(loss, argnums=(0, 1))
+    value, (by_local, by_global) = jax.value_and_grad(loss, argnums=(0, 1))(local, lam)
+
+    def product(at_local: Array, at_global: Array) -> tuple[Array, Array]:
+        return jax.jvp(gradient, (local, lam), (at_local, at_global))[1]
+
+    along = jnp.broadcast_to(jnp.eye(d, dtype=lam.dtype)[:, None, :], (d, rows, d))
+    blocks = jax.vmap(lambda v: product(v, jnp.zeros_like(lam))[0])(along) if d else jnp.zeros((0, rows, 0))
+    cross, own = jax.vmap(lambda v: product(jnp.zeros_like(local), v))(jnp.eye(P, dtype=lam.dtype))
+    inverse = positive_inverse(jnp.moveaxis(blocks, 0, 2))
+    return Arrow(value, by_local, by_global, inverse, jnp.moveaxis(cross, 0, 2), 0.5 * (own + own.T))
+
+
+def positive_inverse(H: Array) -> Array:
+    """Return the inverse of symmetric matrices with eigenvalues made positive, in units of their diagonals."""
+    if H.shape[-1] == 0:
+        return H
+    if H.shape[-1] == 1:  # by far the commonest size has no eigenvalues to look for
+        tiny = jnp.finfo(H.dtype).tiny
+        return jnp.where(jnp.abs(H) > tiny, 1 / jnp.maximum(jnp.abs(H), tiny), 1.0)
+    size = units_of(H)
+    values, vectors = jnp.linalg.eigh(0.5 * (H + jnp.swapaxes(H, -1, -2)) / (size[..., :, None] * size[..., None, :]))
+    values = jnp.maximum(jnp.abs(values), FLOOR * jnp.finfo(H.dtype).eps)
+    inverse = (vectors / values[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+    return inverse / (size[..., :, None] * size[..., None, :])
+
+
+def units_of(H: Array) -> Array:
+    """Return the roots of the diagonals, 1 where one is 0 (padded rows): Jacobi's scaling."""
+    diagonal = jnp.abs(jnp.diagonal(H, axis1=-2, axis2=-1))
+    return jnp.where(diagonal > 0, jnp.sqrt(diagonal), 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def as_rows(local: PyTree, independent: bool) -> tuple[Array, Callable[[Array], PyTree]]:
+    """Return local variables as a matrix, a row for each independent group, and the way back."""
+    leaves, structure = jax.tree.flatten(local)
+    if not leaves:
+        return jnp.zeros((1, 0)), lambda x: local
+    rows = leaves[0].shape[0] if independent else 1
+    flat = [leaf.reshape(rows, -1) for leaf in leaves]
+    ends = np.cumsum([part.shape[1] for part in flat]).tolist()
+
+    def back(x: Array) -> PyTree:
+        parts = [x[:, a:b] for a, b in zip([0, *ends], ends)]
+        return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves)])
+
+    return jnp.concatenate(flat, axis=1), back
+
+
+def rows_are_independent(problem: Problem) -> bool:
+    """Return whether the rows of a shard's local variables meet in the globals only: as the model says, or looked up.
+
+    Looked up means that products of the Hessian with random vectors, at random points of a few shards, are those of its
+    diagonal blocks.
+    """
+    leaves = jax.tree.leaves(problem.local_shape())
+    if not leaves or any(leaf.ndim == 0 or leaf.shape[0] != leaves[0].shape[0] for leaf in leaves):
+        return False
+    if offers(problem.model, Rowwise):
+        return bool(problem.model.independent_rows())
+    if leaves[0].shape[0] == 1:
+        return False
+    chosen = np.unique(np.linspace(0, problem.n_shards - 1, PROBED).astype(int)).tolist()
+    return all(_blocks_are_all(problem, _shard(problem, b), b) for b in chosen)
+
+
+def _shard(problem: Problem, b: int) -> PyTree:
+    return take(problem.shards, b) if problem.store is None else jax.tree.map(to_device, problem.store.read(b))
+
+
+def _blocks_are_all(problem: Problem, shard: PyTree, b: int) -> bool:
+    @jax.jit
+    def compared(key: Array) -> tuple[Any, Any]:
+        keys = jax.random.split(key, 4)
+        lam = problem.init_global(keys[0])
+        x, back = as_rows(problem.init_shard(keys[0], jnp.asarray(b), shard), True)
+        lam = lam + 0.1 * jax.random.normal(keys[1], lam.shape, lam.dtype)
+        x = x + 0.1 * jax.random.normal(keys[2], x.shape, x.dtype)
+        v = jax.random.normal(keys[3], x.shape, x.dtype)
+        gradient = jax.grad(lambda x: problem.loss(back(x), lam, shard))
+        along = jnp.broadcast_to(jnp.eye(x.shape[1], dtype=x.dtype)[:, None, :], (x.shape[1], *x.shape))
+        blocks = jax.vmap(lambda one: jax.jvp(gradient, (x,), (one,))[1])(along)
+        return jax.jvp(gradient, (x,), (v,))[1], jnp.einsum("krj,rk->rj", blocks, v)
+
+    whole, by_blocks = (np.asarray(part, float) for part in compared(jax.random.key(b)))
+    return bool(np.isfinite(whole).all() and np.allclose(whole, by_blocks, rtol=1e-3, atol=1e-4 * np.abs(whole).max()))
