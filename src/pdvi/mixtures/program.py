@@ -64,7 +64,7 @@ def fit_together(
 ) -> list[Fitted]:
     """Fit problems of one shape, each of one shard, that differ in their rows, their labels and their models alone.
 
-    ``from_labels``: their hyper-parameters are re-estimated for the starting labels before the first epoch.
+    ``from_labels``: they begin with labels, and the first round of re-estimation comes before the first epoch.
     """
     began = time.perf_counter()
     parts = [_apart(problem) for problem in problems]
@@ -112,12 +112,12 @@ def _fit(
 ) -> _Fit:
     """Fit from one start: a few legs, then rounds of re-estimation."""
     problem = eqx.combine(own, shared)
-    lam, local = problem.init(jax.random.key(0))
-    whitening = jnp.eye(problem.shards["x"].shape[-1])
     if from_labels:
         point = starting_point(problem)
-        problem, point, whitening = reestimate(problem, point, noise=noise, weights=weights, floor=recipe.floor)
-        own, lam, local = _apart(problem)[0], problem.ravel(point.global_params), point.local_params
+        lam, local = problem.ravel(point.global_params), point.local_params
+    else:
+        lam, local = problem.init(jax.random.key(0))
+    whitening = jnp.eye(problem.shards["x"].shape[-1])
     rest = shared
     longest = 1 + recipe.first_logs + 2 * recipe.rounds
     course = Course(
@@ -136,7 +136,8 @@ def _fit(
         fit = _logged(rest, _swept(rest, fit, leg), leg, False)
         return fit._replace(done=_settled(fit.course, tol))
 
-    fit = jax.lax.while_loop(lambda fit: ~fit.done & (fit.course.length <= recipe.first_logs), first, fit)
+    if not from_labels:  # which are re-estimated at once
+        fit = jax.lax.while_loop(lambda fit: ~fit.done & (fit.course.length <= recipe.first_logs), first, fit)
 
     def next_round(fit: _Fit) -> _Fit:
         before, labels = _last(fit.course), labels_of(fit.state.local)

@@ -117,7 +117,7 @@ def two_level_em(
     lowest where all rows share one domain: with weak evidence and strong coupling that is where the rounds lead.
     """
     problem, point, whitening = reestimate(problem, starting_point(problem, seed=seed), noise=noise, weights=shares)
-    settings = {"max_epochs": RECIPE.max_epochs, **settings}
+    settings = {"max_epochs": RECIPE.max_epochs, "first": RECIPE.round_epochs, **settings}
     fitted = variational_em(problem, solver, noise=noise, weights=shares, start=point, seed=seed, **settings)
     return fitted._replace(whitening=fitted.whitening @ np.asarray(whitening, float))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -139,11 +140,16 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     width = tissue.components.shape[1]
     sizes = [view.components(task.n_components, width, task.recipe) for view in views]
     found: dict[int, Seen] = {}
-    for kind, fit in (("averages", _fit_averages), ("types", _fit_types)):
-        chosen = [i for i, view in enumerate(views) if view.kind == kind]
-        if chosen:
-            some = [(views[i], sizes[i], int(seeds[i])) for i in chosen]
-            found |= dict(zip(chosen, fit(tissue, some, task)))
+    kinds = {"averages": _fit_averages, "types": _fit_types}
+    with ThreadPoolExecutor(len(kinds)) as threads:  # most of a first call is compilation, which takes one core
+        begun = {}
+        for kind, fit in kinds.items():
+            chosen = [i for i, view in enumerate(views) if view.kind == kind]
+            if chosen:
+                some = [(views[i], sizes[i], int(seeds[i])) for i in chosen]
+                begun[kind] = chosen, threads.submit(fit, tissue, some, task)
+        for chosen, running in begun.values():
+            found |= dict(zip(chosen, running.result()))
     return [found[i] for i in range(len(views))]
 
 
