@@ -23,7 +23,8 @@ def test_the_most_votes_win_and_certainty_is_their_share():
     other[2] = 1
     agreed = consensus([FIRST, np.array([1, 2, 0])[FIRST], np.array([2, 1, 0])[other]], 3)
     np.testing.assert_array_equal(agreed.labels, FIRST)
-    np.testing.assert_allclose(agreed.certainty, [1, 1, 2 / 3, 1, 1, 1, 1, 1, 1])
+    sure, less = (3 + 1 / 3) / 4, (2 + 1 / 3) / 4  # one undecided labelling added
+    np.testing.assert_allclose(agreed.certainty, [sure, sure, less, *[sure] * 6])
     np.testing.assert_allclose(agreed.probability.sum(1), 1)
     assert agreed.medoid in (0, 1)
     np.testing.assert_allclose(np.diag(agreed.agreement), 1)
@@ -34,7 +35,7 @@ def test_with_a_reference_its_labels_are_kept():
     reference[0] = 2
     agreed = consensus([FIRST, FIRST], 3, reference)
     np.testing.assert_array_equal(agreed.labels, reference)
-    assert agreed.certainty[0] == 0
+    np.testing.assert_allclose(agreed.certainty[0], (1 / 3) / 3)
 
 
 def test_views_use_as_many_components_as_the_means_span():
@@ -64,9 +65,9 @@ def fitted():
 def test_certainty_probability_and_views_are_written(fitted):
     probability = fitted.obsm["domain_probability"]
     labels = fitted.obs["domain"].cat.codes.to_numpy()
-    if not fitted.uns["domain"]["refined"]:
-        np.testing.assert_allclose(fitted.obs["domain_certainty"], probability.max(1), atol=1e-6)
-        np.testing.assert_array_equal(probability[np.arange(len(labels)), labels], probability.max(1))
+    share = probability[np.arange(len(labels)), labels]
+    expected = (len(VIEWS) * share + 1 / 3) / (len(VIEWS) + 1)
+    np.testing.assert_allclose(fitted.obs["domain_certainty"], expected, atol=1e-6)
     views = fitted.uns["domain"]["views"]
     assert views["agreement"].shape == (len(VIEWS), len(VIEWS))
     types = fitted.uns["domain"]["types"]

@@ -14,7 +14,7 @@ class Consensus(NamedTuple):
 
     labels: np.ndarray
     probability: np.ndarray  # (rows, labels), the mean of matched labellings
-    certainty: np.ndarray  # of every row, the share of labellings that give it its label
+    certainty: np.ndarray  # of every row, see `certainty_of`
     matched: np.ndarray  # (labellings, rows), with the labels of the one that all are matched to
     agreement: np.ndarray  # (labellings, labellings)
     medoid: int
@@ -41,12 +41,23 @@ def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray
         preferred = probability.copy()
         preferred[rows, centre] += 0.5 / len(labellings)
         labels = preferred.argmax(1)
-    return Consensus(labels, probability, probability[rows, labels], matched, agreement, medoid)
+    certainty = certainty_of(probability, labels, len(labellings))
+    return Consensus(labels, probability, certainty, matched, agreement, medoid)
 
 
 def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:
     """Return the share of labellings that give a row each label, (rows, labels)."""
     return np.stack([np.mean([labels == k for labels in labellings], axis=0) for k in range(n_labels)], axis=1)
+
+
+def certainty_of(probability: np.ndarray, labels: np.ndarray, n_labellings: int) -> np.ndarray:
+    """Return the share of labellings that give rows their label, with one more that is undecided.
+
+    A few labellings that agree cannot make anybody entirely sure: this is the posterior mean of the share under a prior
+    that is worth one labelling and knows nothing.
+    """
+    share = probability[np.arange(len(labels)), labels]
+    return np.asarray((n_labellings * share + 1 / probability.shape[1]) / (n_labellings + 1))
 
 
 def match(labels: np.ndarray, reference: np.ndarray, n_labels: int) -> np.ndarray:

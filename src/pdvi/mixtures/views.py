@@ -86,6 +86,12 @@ class Seen(NamedTuple):
     seconds: float
     composition: np.ndarray | None = None  # of types in domains, (K, T)
     types: np.ndarray | None = None  # the type of every row
+    alone: np.ndarray | None = None  # labels that it found by itself, before it learned what others had found
+
+    @property
+    def independent(self) -> np.ndarray:
+        """The labels that it found by itself: agreement between those tells how certain labels are."""
+        return np.asarray(self.probabilities.argmax(1)) if self.alone is None else self.alone
 
 
 class Agreed(NamedTuple):
@@ -109,7 +115,7 @@ def see(
     seen_on, group = _grouped(tissue, recipe) if is_large else (tissue, None)
     seen = _fit_views(seen_on, views, task)
     if group is not None:
-        seen = [one._replace(probabilities=one.probabilities[group]) for one in seen]
+        seen = [one._replace(probabilities=one.probabilities[group], alone=one.independent[group]) for one in seen]
     labellings = [one.probabilities.argmax(1) for one in seen]
     agreed = consensus(labellings, n_domains)
     start = Start(agreed.probability.astype(np.float32), sum(one.seconds for one in seen))
@@ -118,8 +124,9 @@ def see(
     if found is None and is_large:
         best = seen[0]
         found = fit_rows(tissue.rows(best.view, best.n_components), task, start)
-    if found is not None:
-        agreed = consensus(labellings, n_domains, found.probabilities.argmax(1))
+    labels = agreed.labels if found is None else np.asarray(found.probabilities.argmax(1))
+    independent = consensus([one.independent for one in seen], n_domains, labels)
+    agreed = independent._replace(medoid=agreed.medoid)
     return Agreed(seen, agreed, found, refined)
 
 
@@ -207,8 +214,8 @@ def _fit_averages(tissue: Tissue, views: list[tuple[View, int, int]], task: Task
     seconds = (time.perf_counter() - began) / len(views)
     results = [result for result in best if result is not None]
     return [
-        Seen(view, size, where.unshard(result.local_params), result, seconds)
-        for (view, size, _), result in zip(views, results)
+        Seen(view, size, where.unshard(result.local_params), result, seconds, alone=own)
+        for (view, size, _), result, own in zip(views, results, labels)
     ]
 
 

@@ -15,7 +15,7 @@ from pdvi.gr import knn_graph
 from pdvi.mixtures.annotate import Kept
 from pdvi.mixtures.annotate import annotate as by_mixture
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.consensus import votes
+from pdvi.mixtures.consensus import certainty_of, votes
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.task import Rows, Task
@@ -42,7 +42,7 @@ def annotate(
 
     Its counts are projected on the spatial components of the fitted slide, averaged as each view did, and labelled by
     the mixture that this view left, with an offset of every sample that is learned. Writes ``obs[key_added]`` with the
-    names of the fitted domains, ``obs[key_added + "_certainty"]`` (the share of views that agree),
+    names of the fitted domains, ``obs[key_added + "_certainty"]`` (as in `tl.domains`),
     ``obsm[key_added + "_probability"]`` (their average), ``obsm["X_spatial"]``, and ``uns[key_added]``: how much
     ``farther`` spots lie from their domains than the fitted ones did (1: as close), and how much the domains
     ``explained`` of the features beside what they explain there (1: as much). A warning says if the slide does not fit.
@@ -87,7 +87,9 @@ def annotate(
     explained = float(np.median([max(each.explained, 0.0) / one.explained for each, one in both]))
     adata.obsm[SPATIAL_COMPONENTS] = components
     categories = list(fitted.obs[key].cat.categories)
-    write_labels(adata, name, probability, categories, np.asarray(fitted.uns[f"{key}_colors"]))
+    labels = probability.argmax(1)
+    certainty = certainty_of(probability, labels, len(done))
+    write_labels(adata, name, probability, categories, labels, certainty, np.asarray(fitted.uns[f"{key}_colors"]))
     adata.uns[name] = {"params": {"key": key, "sample_key": sample_key or "", "spatial_key": spatial_key}}
     adata.uns[name] |= {"farther": farther, "explained": explained}
     if farther > recipe.annotate_far or explained < recipe.annotate_explained:

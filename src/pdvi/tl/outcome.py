@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
 
     labels: np.ndarray
     probability: np.ndarray
+    certainty: np.ndarray
     posterior: np.ndarray
     result: Result
     refined: bool
@@ -41,7 +42,7 @@ def of_one(single: Domains, task: Task) -> Outcome:
     found = single.found
     found.warn_unless_converged("tl.domains", task)
     own = found.probabilities
-    return Outcome(own.argmax(1), own, own, found.result, single.refined, {})
+    return Outcome(own.argmax(1), own, own.max(1), own, found.result, single.refined, {})
 
 
 def of_views(agreed: Agreed) -> Outcome:
@@ -65,7 +66,7 @@ def of_views(agreed: Agreed) -> Outcome:
         "agreement": common.agreement,
         "medoid": common.medoid,
     }
-    outcome = Outcome(common.labels, common.probability, posterior, result, agreed.refined, views)
+    outcome = Outcome(common.labels, common.probability, common.certainty, posterior, result, agreed.refined, views)
     of_types = next((i for i, one in enumerate(agreed.seen) if one.composition is not None), None)
     if of_types is None:
         return outcome
@@ -100,7 +101,7 @@ def write(adata: AnnData, key: str, outcome: Outcome, params: dict[str, Any]) ->
     order = np.argsort(-np.bincount(outcome.labels, minlength=n_domains), kind="stable")
     rank = np.argsort(order)
     names = [str(k + 1) for k in range(n_domains)]
-    write_labels(adata, key, outcome.probability[:, order], names, None, rank[outcome.labels])
+    write_labels(adata, key, outcome.probability[:, order], names, rank[outcome.labels], outcome.certainty)
     adata.obsm[keys.posterior(key)] = np.ascontiguousarray(outcome.posterior[:, order], np.float32)
     result = outcome.result
     adata.uns[key] = {
@@ -127,18 +128,23 @@ def write(adata: AnnData, key: str, outcome: Outcome, params: dict[str, Any]) ->
 
 
 def write_labels(
-    adata: AnnData, key: str, probability: np.ndarray, names: list[str], colors: Any, labels: np.ndarray | None = None
+    adata: AnnData,
+    key: str,
+    probability: np.ndarray,
+    names: list[str],
+    labels: np.ndarray,
+    certainty: np.ndarray,
+    colors: Any = None,
 ) -> None:
-    """Write labels (by default the most probable ones), their certainty, probabilities and colours.
+    """Write labels, their certainty, probabilities and colours.
 
     Without ``colors`` domains keep those that they had in an earlier fit of the same name.
     """
-    labels = probability.argmax(1) if labels is None else labels
     probability = np.ascontiguousarray(probability, np.float32)
     column = pd.Series(pd.Categorical(np.array(names)[labels], categories=names), adata.obs_names)
     adata.uns[keys.colors(key)] = kept_colors(adata, key, column) if colors is None else colors
     adata.obs[key] = column
-    adata.obs[keys.certainty(key)] = probability[np.arange(len(labels)), labels]
+    adata.obs[keys.certainty(key)] = certainty.astype(np.float32)
     adata.obs[keys.entropy(key)] = _entropy(probability)
     adata.obsm[keys.probability(key)] = probability
 
