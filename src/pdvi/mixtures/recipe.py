@@ -84,7 +84,7 @@ class Recipe:
     view_types: int = 20  # cell types in a view of types; 12 to 30 gave much the same on the slides
     view_starts: int = 2  # of each view of averages; then each also starts from what the others found,
     view_same: float = 0.95  # unless that is the same by so much (ARI)
-    views_rows: int = 240_000  # rows times views: all eight up to 30,000 rows, six of 40,000; a choice
+    views_rows: int = 120_000  # rows times views: all eight up to 15,000 rows, three of 40,000; a choice
 
     # Another slide labelled by a fitted one.
     annotate_far: float = 3.0  # times as far from the domains as the fitted spots: a warning; and

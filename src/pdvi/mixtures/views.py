@@ -61,6 +61,13 @@ VIEWS = (
 )
 
 
+def first_views(count: int, n_rows: int, recipe: Recipe) -> tuple[View, ...]:
+    """Return the views that are taken first: of a tissue too large for one program those of averages."""
+    if n_rows <= recipe.one_program_rows:
+        return VIEWS[:count]
+    return tuple(sorted(VIEWS, key=lambda view: view.kind != "averages"))[:count]
+
+
 class Tissue(NamedTuple):
     """Hold single spots' components, best first, their averages over so many neighbours, graph, places and samples."""
 

@@ -19,7 +19,7 @@ from pdvi.mixtures.pipeline import find_domains
 from pdvi.mixtures.pipeline import refine as refine_spots
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Found, Rows, Start, Task
-from pdvi.mixtures.views import VIEWS, Tissue, see
+from pdvi.mixtures.views import VIEWS, Tissue, View, first_views, see
 from pdvi.pp.neighborhood import averages
 from pdvi.tl.missing import is_users_own, make_missing
 from pdvi.tl.outcome import Outcome, kept_model, of_one, of_views, write
@@ -51,11 +51,12 @@ def domains(
     """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
 
     Writes ``obs[key]`` (categorical, "1" is the largest), ``obs[key_certainty]`` (the share of views that by
-    themselves give the spot its label, one undecided view added), ``obsm[key_probability]`` (the average of the matched views), ``obsm[key_posterior]`` (that of the one
-    mixture that agrees most with all views), ``obs[key_entropy]`` of the probabilities (0: certain, 1: all domains
-    equally likely), ``uns[key]`` (with the ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and
-    on the ``fit``: set-up, all starts, all rounds, evaluation) and ``uns[key_colors]``. What is missing (spatial
-    components, averaged neighbourhoods, the graph) is made with the defaults, and said once.
+    themselves give the spot its label, one undecided view added), ``obsm[key_probability]`` (the average of the matched
+    views), ``obsm[key_posterior]`` (that of the one mixture that agrees most with all views), ``obs[key_entropy]`` of
+    the probabilities (0: certain, 1: all domains equally likely), ``uns[key]`` (with the ``views``, how they agree, the
+    ``seconds`` spent on what was ``missing`` and on the ``fit``: set-up, all starts, all rounds, evaluation) and
+    ``uns[key_colors]``. What is missing (spatial components, averaged neighbourhoods, the graph) is made with the
+    defaults, and said once.
     docs/how-domains-decides.md tells what happens in which order, and why.
 
     Parameters
@@ -63,7 +64,7 @@ def domains(
     n_domains
         how many; `choose_n_domains` helps.
     views
-        how many views (`pdvi.mixtures.VIEWS`) are fitted; by default all eight up to 30,000 spots, fewer above. 1 is
+        how many views (`pdvi.mixtures.VIEWS`) are fitted; by default all eight up to 15,000 spots, fewer above. 1 is
         the plain single fit: the certainty is then that mixture's own, which is far too sure of itself.
     beta
         strength of the coupling between neighbours.
@@ -134,10 +135,11 @@ def domains(
         outcome = of_one(single, task)
     else:
         components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
-        counts = {view.n_neighbors for view in VIEWS[:n_views] if view.kind == "averages"}
+        chosen = first_views(n_views, adata.n_obs, recipe)
+        counts = {view.n_neighbors for view in chosen if view.kind == "averages"}
         tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
-        outcome = _looked_at(tissue, n_views, task, refine, weak_graph)
-        of_averages = [view for view in VIEWS[:n_views] if view.kind == "averages"]
+        outcome = _looked_at(tissue, chosen, task, refine, weak_graph)
+        of_averages = [view for view in chosen if view.kind == "averages"]
         sizes = {view: view.components(task.n_components, components.shape[1], recipe) for view in of_averages}
         outcome = outcome._replace(model=kept_model(tissue, outcome, sizes, recipe))
     watch.lap("fit")
@@ -171,19 +173,19 @@ def _number_of_views(views: int | None, given: str | None, n_rows: int, recipe: 
     return 1
 
 
-def _looked_at(tissue: Tissue, n_views: int, task: Task, refine: bool | None, weak_graph: Any) -> Outcome:
+def _looked_at(tissue: Tissue, views: tuple[View, ...], task: Task, refine: bool | None, weak_graph: Any) -> Outcome:
     """Return what one or several views of a tissue found, refined on its single spots if that is wanted."""
     spots = tissue.components if refine or refine is None else None
-    if n_views == 1:
-        size = VIEWS[0].components(task.n_components, tissue.components.shape[1], task.recipe)
-        rows = tissue.rows(VIEWS[0], size)
+    if len(views) == 1:
+        size = views[0].components(task.n_components, tissue.components.shape[1], task.recipe)
+        rows = tissue.rows(views[0], size)
         return of_one(find_domains(rows, task, spots, weak_graph, force=bool(refine)), task)
 
     def refined(start: Start) -> Found | None:
         rows = Rows(tissue.components, tissue.graph, tissue.coordinates, tissue.sample)
         return refine_spots(rows, task, start, weak_graph, force=bool(refine))
 
-    return of_views(see(tissue, VIEWS[:n_views], task, None if spots is None else refined))
+    return of_views(see(tissue, views, task, None if spots is None else refined))
 
 
 def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
