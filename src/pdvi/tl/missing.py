@@ -72,7 +72,7 @@ def is_users_own(adata: AnnData) -> bool:
     if NEIGHBORHOOD not in adata.obsm:
         return False
     params = _params(adata, NEIGHBORHOOD)
-    if params is None:
+    if params is None or params.get("use_rep") not in (COMPONENTS, SPATIAL_COMPONENTS):
         return True
     usual = inspect.signature(pp.neighborhood).parameters
     return any(params.get(name) != usual[name].default for name in ("n_neighbors", "n_components", "own", "gradient"))
