@@ -147,7 +147,7 @@ def test_views_types_and_samples_are_shown_where_they_are(adata):
     adata.obs["cell_type"] = pd.Categorical(np.where(adata.obs["domain"] == "1", "glia", "neuron"))
     text = report.page(adata, sample_key="slice")
     assert "0.83" in section(text, "views")
-    assert "All views agree on 75 % of the spots; fewer than half of them on 25 %" in section(text, "certainty")
+    assert "at its highest, 1.00, for 75 % of the spots, and below one half for 25 %" in section(text, "certainty")
     assert [each["name"] for each in meta_of(text)["measures"]] == ["certainty", "probability", "entropy"]
     types = section(text, "composition").split("Types in each domain")[1]
     assert re.search(r"</span>1</td><td><div class=\"stack\"><i style=\"width:100.00%[^>]*title=\"glia", types)

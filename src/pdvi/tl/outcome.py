@@ -57,6 +57,7 @@ def of_views(agreed: Agreed) -> Outcome:
     posterior = np.empty_like(own)
     posterior[:, match(own.argmax(1), common.labels, n_domains)] = own
     views = {
+        "names": np.array([f"{one.view.kind}, {one.view.n_neighbors} / {one.n_components}" for one in agreed.seen]),
         "kind": np.array([one.view.kind for one in agreed.seen]),
         "n_neighbors": np.array([one.view.n_neighbors for one in agreed.seen]),
         "n_components": np.array([one.n_components for one in agreed.seen]),
@@ -124,7 +125,11 @@ def write(adata: AnnData, key: str, outcome: Outcome, params: dict[str, Any]) ->
         place[used] = np.arange(len(used))
         shares = outcome.composition[order][:, used]
         composition = (shares / shares.sum(1, keepdims=True)).astype(np.float32)
-        adata.uns[key]["types"] = {"composition": composition, "of_spot": place[outcome.types].astype(np.int32)}
+        adata.uns[key]["types"] = {
+            "names": np.array([str(k + 1) for k in range(len(used))]),
+            "composition": composition,
+            "of_spot": place[outcome.types].astype(np.int32),
+        }
 
 
 def write_labels(
