@@ -62,7 +62,7 @@ def test_every_kind_of_method_runs_it(method, x64):
     problem, _ = offset_problem(two_samples(600), 6)
     best = pdvi.fit(problem, pdvi.CAVI(), max_epochs=100).objective
     found = pdvi.fit(problem, method(), max_epochs=100, seed=0).objective
-    assert found < best + 0.05 * abs(best)
+    assert found < best + (0.1 if method is pdvi.SVI else 0.01) * abs(best)  # SVI's steps shrink too fast to arrive
 
 
 def test_a_batch_effect_does_not_become_domains(x64):
