@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ATTACK = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/attack.py"))
 
 

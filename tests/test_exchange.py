@@ -8,6 +8,8 @@ import pytest
 import pdvi
 from pdvi.mixtures.recipe import RECIPE
 
+pytestmark = pytest.mark.slow
+
 POOR = replace(RECIPE, kmeans_rows=10)  # k-means sees ten rows
 
 

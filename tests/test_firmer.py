@@ -10,6 +10,8 @@ import pdvi
 from models_for_tests import begun
 from pdvi.solvers import Firmer
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def mixture(seed=0, n=10_000):

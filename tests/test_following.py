@@ -17,6 +17,8 @@ from pdvi.solvers.primal_dual.metric import applied, from_units, into_units, roo
 from pdvi.solvers.primal_dual.oracles import JointNewton, RowNewton
 from test_algorithm import draws, gradients, quadratic, stripped
 
+pytestmark = pytest.mark.slow
+
 
 class Groups:
     """y ~ N(x beta + u, 1), u ~ N(0, tau^2) by group, q(u) normal; beta and log tau are point estimates."""

@@ -19,6 +19,8 @@ from pdvi._base import checks
 from pdvi.shards.partition import along_curve, layout, median_cuts
 from pdvi.shards.stacking import stack
 
+pytestmark = pytest.mark.slow
+
 COMPILED = settings(max_examples=max(4, settings().max_examples // 5))  # what is compiled for takes longer
 SHAPES = [(2, 1), (40, 3)]
 BUDGETS = ["batch_size", "max_epochs", "max_steps", "tol", "grad_tol", "seed", "log_every", "max_seconds"]

@@ -23,9 +23,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium with its driver; Debian has them as chromium and chromium-driver"
-)
+NO_BROWSER = "no Chromium with its driver; Debian has them as chromium and chromium-driver"
+pytestmark = [pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=NO_BROWSER), pytest.mark.slow]
 ALONE = (  # nothing in the background that would reach for a network
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),

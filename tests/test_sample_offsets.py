@@ -11,6 +11,8 @@ import pdvi
 from models_for_tests import offset_problem, two_samples
 from pdvi.shards.stacking import take
 
+pytestmark = pytest.mark.slow
+
 evaluate = eqx.filter_jit(lambda problem, lam, local: problem.evaluate(lam, local)[0].sum())
 
 

@@ -6,6 +6,8 @@ from sklearn.mixture import GaussianMixture as Reference
 
 import pdvi
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 X = np.concatenate(
     [

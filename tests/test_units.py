@@ -11,6 +11,8 @@ from anndata import AnnData
 import pdvi
 from pdvi.mixtures.start import centred
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 TWO_CLOUDS = np.concatenate([RNG.normal(size=(100, 3)), RNG.normal(size=(100, 3)) + 5])
 BINARY = (RNG.random((200, 3)) < 0.5).astype(float)
