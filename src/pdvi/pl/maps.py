@@ -188,7 +188,7 @@ def certainty(
     Parameters are those of `pl.domains`.
     """
     doubt = 1 - _column(adata, keys.certainty(key)).to_numpy(float)
-    bar = {"label": "share of views that disagree"}
+    bar = {"label": "doubt: 1 - certainty"}
     return _numbers(adata, doubt, (0, 1), bar, (spatial_key, basis, sample_key, size, image, ax))
 
 
