@@ -53,7 +53,7 @@ def test_domains_of_several_cell_types_are_left_whole():
     pdvi.tl.domains(adata, 8, n_init=1, refine=True, key_added="torn")
     assert adata.uns["torn"]["refined"]
     assert ari(adata, "torn") < whole - 0.2  # what the checks are for
-    X, found = adata.obsm["X_spatial"], [adata.obsm[f"{key}_probability"] for key in ("domain", "torn")]
+    X, found = adata.obsm["X_spatial"], [adata.obsm[f"{key}_posterior"] for key in ("domain", "torn")]
     assert kurtosis(X, found[0]) > 1 + RECIPE.kurtosis_slack
     graph = adata.obsp["potts_weights"]
     assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - RECIPE.surprise_slack
