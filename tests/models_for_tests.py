@@ -10,6 +10,7 @@ import pdvi
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
+from pdvi.solvers.primal_dual.algorithm import Server
 
 
 class Regression:
@@ -91,6 +92,13 @@ def offset_problem(tissue, n_patches=6):
 def begun(problem, solver, batch_size=1, key=0):
     """A run before its first step."""
     return Run(problem, solver, batch_size=None if solver.full_batch else batch_size, seed=key)
+
+
+def algorithm_1(server):
+    """Algorithm 1's own server, within whatever wraps it."""
+    while not isinstance(server, Server):
+        server = server.inner
+    return server
 
 
 def states_of(problem, solver, batches, state=None):

@@ -123,6 +123,15 @@ def test_a_slide_that_does_not_fit_is_said(fitted):
         pdvi.tl.annotate(other, fitted)
 
 
+def test_a_fit_that_was_written_annotates_too(fitted, tmp_path):
+    fitted.write_h5ad(tmp_path / "fitted.h5ad")
+    first, second = slide(300), slide(300)
+    pdvi.tl.annotate(first, fitted)
+    pdvi.tl.annotate(second, ad.read_h5ad(tmp_path / "fitted.h5ad"))
+    np.testing.assert_array_equal(first.obs["domain"].to_numpy(), second.obs["domain"].to_numpy())
+    assert set(first.obsm) - {"spatial"} == {"domain_probability"}
+
+
 def test_annotation_needs_genes_and_a_model(fitted):
     other = slide(100)
     other.var_names = [f"other{i}" for i in range(other.n_vars)]

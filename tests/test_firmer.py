@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pdvi
-from models_for_tests import begun
+from models_for_tests import algorithm_1, begun
 from pdvi.solvers import Firmer
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def test_sorted_batches_end_where_memoized_vb_ends(seed):
 
 def usual(problem):
     """The step sizes that a run begins with."""
-    return problem.unravel(1 / begun(problem, pdvi.P2DVI()).state.server.penalty)
+    return problem.unravel(1 / algorithm_1(begun(problem, pdvi.P2DVI()).state.server).penalty)
 
 
 def test_in_random_order_nothing_changes():
@@ -67,9 +67,9 @@ def test_a_rise_makes_it_firmer_and_early_ones_begin_again():
     server = server._replace(judged=jnp.asarray(100.0))
     for epoch, again in ((3, True), (20, False)):
         rose = solver.heard(server, epoch, 101.0)
-        np.testing.assert_allclose(rose.penalty, 3 * np.asarray(server.penalty), rtol=1e-6)
+        np.testing.assert_allclose(rose.inner.penalty, 3 * np.asarray(server.inner.penalty), rtol=1e-6)
         assert bool(rose.again) is again
     fell = solver.heard(server, 3, 99.0)
-    np.testing.assert_array_equal(fell.penalty, server.penalty)
+    np.testing.assert_array_equal(fell.inner.penalty, server.inner.penalty)
     assert not fell.again
     assert solver.heard(server, 3.5, 101.0) is server  # judged after whole epochs

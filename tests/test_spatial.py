@@ -362,6 +362,48 @@ def test_seconds_tell_where_the_time_went(monkeypatch):
     assert adata.uns["domain"]["fit_seconds"] == 1.0
 
 
+def test_planes_far_apart_are_not_joined():
+    adata = layered(200, 10)
+    depth = np.where(np.arange(200) < 100, 0.0, 1e4)
+    adata.obsm["spatial"] = np.column_stack([adata.obsm["spatial"], depth])
+    for make in (pdvi.gr.knn_graph, lambda a: pdvi.gr.radius_graph(a, radius=20)):
+        make(adata)
+        edges = sp.coo_array(adata.obsp["potts_weights"])
+        assert edges.nnz
+        assert (depth[edges.row] == depth[edges.col]).all()
+    pdvi.gr.partition(adata, n_patches=2)
+    assert {len(np.unique(depth[adata.obs["patch"] == patch])) for patch in (0, 1)} == {1}
+    with pytest.warns(UserWarning, match=r"only the first two of 3 columns of obsm\['spatial'\] count here"):
+        pdvi.gr.partition(adata, cells=(2, 2))
+
+
+def test_averages_of_ones_own_across_samples_are_refused():
+    both = ad.concat({"a": layered(100, 20), "b": layered(100, 20)}, label="sample", index_unique="-")
+    pdvi.pp.prepare(both, n_components=4)
+    pdvi.pp.neighborhood(both, n_neighbors=5)
+    with pytest.raises(ValueError, match=r"was made without the samples of obs\['sample'\]; make it again"):
+        pdvi.tl.domains(both, 3, sample_key="sample")
+
+
+@pytest.mark.filterwarnings("ignore:.*joined samples")
+def test_choosing_makes_averages_anew_for_samples():
+    both = ad.concat({"a": layered(100, 20), "b": layered(100, 20)}, label="sample", index_unique="-")
+    pdvi.pp.prepare(both, n_components=4)
+    pdvi.pp.neighborhood(both)
+    pdvi.gr.knn_graph(both)
+    pdvi.tl.choose_n_domains(both, [2, 3], n_seeds=2, sample_key="sample")
+    assert both.uns["X_neighborhood"]["params"]["sample_key"] == "sample"
+
+
+def test_components_are_enough_where_the_counts_are_gone():
+    prepared = layered(150, 20)
+    pdvi.pp.prepare(prepared, n_components=6)
+    without = ad.AnnData(obs=prepared.obs, obsm=dict(prepared.obsm), uns=dict(prepared.uns))
+    with pytest.warns(UserWarning, match="made what was missing"):
+        pdvi.tl.domains(without, 3, views=1)
+    assert without.uns["X_spatial"]["params"]["use_rep"] == "X_pca"
+
+
 def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
     adata = pdvi.datasets.tissue(600, n_genes=40, n_domains=3, n_samples=2)
     with pytest.warns(UserWarning, match="made what was missing"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pdvi
-from models_for_tests import begun
+from models_for_tests import algorithm_1, begun
 from pdvi.run.safeguard import Safeguard
 from pdvi.solvers.primal_dual.penalty import penalty_from_eta
 from test_algorithm import quadratic, stripped
@@ -16,7 +16,7 @@ from test_algorithm import quadratic, stripped
 
 def automatic(problem, batch_size=1, solver=None, **settings):
     solver = pdvi.P2DVI(preconditioner="diagonal", **settings) if solver is None else solver
-    return np.asarray(begun(problem, solver, batch_size).state.server.penalty)
+    return np.asarray(algorithm_1(begun(problem, solver, batch_size).state.server).penalty)
 
 
 def mean_diagonal(problem):

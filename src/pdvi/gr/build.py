@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, features_of, samples_of, to_change
+from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, features_of, samples_of, say, to_change
 from pdvi._anndata.keys import COMPONENTS, FLOW, NEIGHBORHOOD, PATCH, SPATIAL, WEIGHTS
 from pdvi._base.checks import factor, key_in, positive, whole, wholes
 from pdvi.shards.partition import grid, median_cuts
@@ -104,9 +104,10 @@ def flow_graph(
     positive("width", width)
     adata = to_change(adata, copy=copy)
     direction = features_of(adata, flow_key, MAKES_FLOW)
+    _say_flat(adata, spatial_key)
 
     def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
-        return graphs.along_flow(coordinates, direction[rows], length=length, width=width)
+        return graphs.along_flow(coordinates[:, :2], direction[rows], length=length, width=width)
 
     return _build(adata, edges, tau, use_rep, flow_key, sample_key, spatial_key, key_added, copy)
 
@@ -133,6 +134,7 @@ def flow(
     whole("n_neighbors", n_neighbors, least=1)
     adata = to_change(adata, copy=copy)
     key_in(adata.obs, labels_key, "adata.obs", MAKES_DOMAINS)
+    _say_flat(adata, spatial_key)
     coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
     labels = np.unique(adata.obs[labels_key].astype(str).to_numpy(), return_inverse=True)[1]
     direction = np.zeros_like(coordinates)
@@ -178,13 +180,21 @@ def partition(
     if cells is not None:
         nx, ny = wholes("cells", cells, n=2, least=1)
     adata = to_change(adata, copy=copy)
-    coordinates = coordinates_of(adata, spatial_key)[:, :2]
+    coordinates = coordinates_of(adata, spatial_key)
     if cells is None:
         whole("n_patches", n_patches, least=1, most=adata.n_obs, of="the number of spots")
         adata.obs[key_added] = median_cuts(coordinates, n_patches)
     else:
-        adata.obs[key_added] = grid(coordinates, nx, ny)
+        _say_flat(adata, spatial_key)
+        adata.obs[key_added] = grid(coordinates[:, :2], nx, ny)
     return adata if copy else None
+
+
+def _say_flat(adata: AnnData, spatial_key: str) -> None:
+    """Say that what is made lies in a plane, where coordinates do not."""
+    depth = coordinates_of(adata, spatial_key)[:, 2:]
+    if np.ptp(depth, axis=0).any():
+        say(f"only the first two of {2 + depth.shape[1]} columns of obsm[{spatial_key!r}] count here.")
 
 
 def _build(
@@ -200,7 +210,7 @@ def _build(
 ) -> AnnData | None:
     """Write one weighted graph per sample, so that no edge joins two samples."""
     factor("tau", tau)
-    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     sources, targets = [], []
     for sample in np.unique(samples):
         rows = np.flatnonzero(samples == sample)

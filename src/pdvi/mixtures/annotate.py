@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.mixtures.build import coupled, coupled_problem
+from pdvi.mixtures.em import whole_fit
 from pdvi.mixtures.pipeline import cut
 from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.start import EmpiricalBayes, means_of, scale_of
 from pdvi.mixtures.task import Rows, Task
-from pdvi.run.fit import fit
 from pdvi.solvers import CAVI
 
 NARROW = 1e-6  # variance of the means' prior, in units of the noise
@@ -71,7 +71,7 @@ def annotate(kept: Kept, rows: Rows, task: Task) -> Annotated:
     wide = jnp.broadcast_to(jnp.asarray(between), problem.model.offset_variance.shape)
     weights = jnp.asarray(np.log(kept.shares))
     problem = eqx.tree_at(lambda p: (p.model.mixture.log_weights, p.model.offset_variance), problem, (weights, wide))
-    result = fit(problem, CAVI(), max_epochs=task.max_epochs, tol=task.tol)
+    result = whole_fit(problem, CAVI(), max_epochs=task.max_epochs, tol=task.tol)
     probabilities = where.unshard(np.asarray(result.local_params))
     offset = np.asarray(result.global_params["offset"])
     residuals = X - means[probabilities.argmax(1)] - offset[rows.sample]

@@ -15,7 +15,6 @@ class Consensus(NamedTuple):
     labels: np.ndarray
     probability: np.ndarray  # (rows, labels), the mean of matched labellings
     certainty: np.ndarray  # of every row, see `certainty_of`
-    matched: np.ndarray  # (labellings, rows), with the labels of the one that all are matched to
     agreement: np.ndarray  # (labellings, labellings)
     medoid: int
 
@@ -33,8 +32,7 @@ def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray
             agreement[i, j] = agreement[j, i] = adjusted_rand_score(one, labellings[j])
     medoid = int(agreement.mean(1).argmax())
     centre = labellings[medoid] if reference is None else reference
-    matched = np.stack([match(labels, centre, n_labels)[labels] for labels in labellings])
-    probability = votes(list(matched), n_labels)
+    probability = votes([match(labels, centre, n_labels)[labels] for labels in labellings], n_labels)
     rows = np.arange(len(probability))
     labels = centre
     if reference is None:
@@ -42,7 +40,7 @@ def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray
         preferred[rows, centre] += 0.5 / len(labellings)
         labels = preferred.argmax(1)
     certainty = certainty_of(probability, labels, len(labellings))
-    return Consensus(labels, probability, certainty, matched, agreement, medoid)
+    return Consensus(labels, probability, certainty, agreement, medoid)
 
 
 def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:

@@ -213,10 +213,6 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, _Mixture):
         squares = ((x[:, None] - self._mean) ** 2 / variance + np.log(2 * np.pi * variance)).sum(-1)
         return logsumexp(self._log_weights - 0.5 * squares, axis=1) + self._log_scale
 
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log density of the rows."""
-        return float(self.score_samples(X).mean())
-
     def _known_start(self, X: np.ndarray) -> Start | None:
         """Probabilities to begin with, if a start is given or known from the fit before."""
         shape = (self.n_components, X.shape[1])

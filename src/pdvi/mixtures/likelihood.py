@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,19 @@ from pdvi._base.checks import whole
 from pdvi.mixtures.density import Density
 
 
-class Likelihood:
+class Likelihood(ABC):
     """A mixture with a density: what follows from it. Subclasses keep ``_density`` and ``_structure``."""
 
     _density: Density
     _structure: str
 
+    @abstractmethod
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Return the log density of every row."""
+
     def score(self, X: Any, y: Any = None) -> float:
         """Return the mean log density of the rows."""
-        raise NotImplementedError
+        return float(self.score_samples(X).mean())
 
     def aic(self, X: Any) -> float:
         """Return Akaike's information criterion for these rows; the lower the better."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -169,61 +169,80 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
 
 def _fit_averages(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:
     """Fit the Potts mixture of every view of averages."""
-    rows = tissue.rows(views[0][0], 1)
-    if not is_one_program(rows, task, None):
+    if not is_one_program(tissue.rows(views[0][0], 1), task, None):
         seen = []
         for view, size, seed in views:
             found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed))
             seen.append(Seen(view, size, found.probabilities, found.result, found.seconds))
         return seen
-    began, recipe = time.perf_counter(), task.recipe
-    where, width = cut(rows, task), max(size for _, size, _ in views)
-    coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
-    features = [centred(tissue.rows(view, size).X, tissue.sample).X for view, size, _ in views]
-    options: dict[str, Any] = {"noise": task.noise, "weights": task.learn_weights, "tol": task.tol, "recipe": recipe}
-    best: list[Result | None] = [None] * len(views)
-    like_these: list[Problem] = []
-
-    def fit(tries: list[tuple[int, EmpiricalBayes]]) -> None:
-        """Fit views from settings, and keep what is better; as many at a time as there are views: one compilation."""
-        for begin in range(0, len(tries), len(views)):
-            some = tries[begin : begin + len(views)]
-            problems = []
-            for number, start in some:
-                white, settings, whitening = in_white_noise(features[number], start, task)
-                white, settings = _widened(white, width), _wider(settings, width)
-                log_scale = float(np.linalg.slogdet(whitening)[1])
-                problems.append(like(like_these, white, settings, where, coupling, log_scale, tissue.sample))
-                like_these[:] = problems[:1]
-            problems += problems[-1:] * (len(views) - len(some))
-            for (number, _), fitted in zip(some, fit_together(problems, seed=views[0][2], **options)):
-                known = best[number]
-                if known is None or fitted.result.objective < known.objective:
-                    best[number] = fitted.result
-
-    starts = range(task.n_init)
-    numbered = list(enumerate(views))
-    k = task.n_components
-    fit([(i, empirical_bayes(features[i], k, seed=view[2] + n, recipe=recipe)) for n in starts for i, view in numbered])
+    began, k, recipe = time.perf_counter(), task.n_components, task.recipe
+    tries = _Tries(tissue, views, task)
+    numbered = list(enumerate(zip(tries.features, views)))
+    for n in range(task.n_init):
+        tries.fit([(i, empirical_bayes(X, k, seed=view[2] + n, recipe=recipe)) for i, (X, view) in numbered])
     # what one view found another may have missed, though it is better there, too
-    probabilities = [where.unshard(result.local_params) for result in best if result is not None]
+    probabilities = tries.probabilities()
     labels = [one.argmax(1) for one in probabilities]
     agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
     different = [j for j in range(len(views)) if (agreement[j, :j] < recipe.view_same).all()]
-    fit(
+    tries.fit(
         [
-            (i, from_labels(features[i], labels[j], means_of(features[i], probabilities[j]), recipe))
-            for i in range(len(views))
+            (i, from_labels(X, labels[j], means_of(X, probabilities[j]), recipe))
+            for i, (X, _) in numbered
             for j in different
             if agreement[i, j] < recipe.view_same
         ]
     )
     seconds = (time.perf_counter() - began) / len(views)
-    results = [result for result in best if result is not None]
-    return [
-        Seen(view, size, where.unshard(result.local_params), result, seconds, alone=own)
-        for (view, size, _), result, own in zip(views, results, labels)
-    ]
+    found_by = zip(views, tries.probabilities(), tries.results(), labels)
+    return [Seen(view, size, own, result, seconds, alone=alone) for (view, size, _), own, result, alone in found_by]
+
+
+class _Tries:
+    """Fits of views of averages from any settings, in one compiled program; the best of each view is kept."""
+
+    def __init__(self, tissue: Tissue, views: list[tuple[View, int, int]], task: Task):
+        self.task, self.sample, self.seed = task, tissue.sample, views[0][2]
+        self.features = [centred(tissue.rows(view, size).X, tissue.sample).X for view, size, _ in views]
+        self.width = max(size for _, size, _ in views)
+        self.where = cut(tissue.rows(views[0][0], 1), task)
+        self.coupling = coupled(tissue.graph, self.where, beta=task.beta, recipe=task.recipe)
+        self.first: list[Problem] = []  # whose graph, mask and samples all others share
+        self.best: dict[int, Result] = {}
+
+    def fit(self, tries: list[tuple[int, EmpiricalBayes]]) -> None:
+        """Fit views, named by their numbers, from settings: as many at a time as there are, for one compilation."""
+        task, at_once = self.task, len(self.features)
+        for begin in range(0, len(tries), at_once):
+            some = tries[begin : begin + at_once]
+            problems = [self._problem(number, settings) for number, settings in some]
+            fitted = fit_together(
+                problems + problems[-1:] * (at_once - len(some)),
+                noise=task.noise,
+                weights=task.learn_weights,
+                tol=task.tol,
+                recipe=task.recipe,
+                seed=self.seed,
+            )
+            for (number, _), one in zip(some, fitted):
+                if number not in self.best or one.result.objective < self.best[number].objective:
+                    self.best[number] = one.result
+
+    def results(self) -> list[Result]:
+        """Return the best result of every view."""
+        return [self.best[number] for number in range(len(self.features))]
+
+    def probabilities(self) -> list[np.ndarray]:
+        """Return the probabilities of the best results, row by row."""
+        return [np.asarray(self.where.unshard(result.local_params)) for result in self.results()]
+
+    def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
+        white, settings, whitening = in_white_noise(self.features[number], start, self.task)
+        white, settings = _widened(white, self.width), _wider(settings, self.width)
+        log_scale = float(np.linalg.slogdet(whitening)[1])
+        problem = like(self.first, white, settings, self.where, self.coupling, log_scale, self.sample)
+        self.first = self.first or [problem]
+        return problem
 
 
 def _fit_types(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:

@@ -32,21 +32,6 @@ class FirmerServer(NamedTuple):
         """Return the reported global parameters."""
         return self.inner.lam
 
-    @property
-    def lam0(self) -> Array:
-        """Return what the copies should agree on."""
-        return self.inner.lam0
-
-    @property
-    def h(self) -> Array:
-        """Return the correction."""
-        return self.inner.h
-
-    @property
-    def penalty(self) -> Array:
-        """Return D."""
-        return self.inner.penalty
-
 
 class Firmer(Wrapper):
     """Algorithm 1 with three times the penalty after an epoch at whose end the objective is higher than before it.
@@ -95,7 +80,7 @@ class Firmer(Wrapper):
         if not server.again:
             return state
         yield Tell("the objective rose: begun again with a firmer penalty")
-        inner = start(server.first, server.penalty)
+        inner = start(server.first, server.inner.penalty)
         no, unjudged = jnp.asarray(False), jnp.full_like(server.judged, jnp.inf)
         state = state._replace(server=server._replace(inner=inner, again=no, judged=unjudged))
         if server.known:

@@ -68,21 +68,6 @@ class FollowingServer(NamedTuple):
         """Return the reported global parameters."""
         return self.inner.lam
 
-    @property
-    def lam0(self) -> Array:
-        """Return what the copies should agree on."""
-        return self.inner.lam0
-
-    @property
-    def h(self) -> Array:
-        """Return the correction."""
-        return self.inner.h
-
-    @property
-    def penalty(self) -> Array:
-        """Return D."""
-        return self.inner.penalty
-
 
 def following_epoch(epoch: int) -> int:
     """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...

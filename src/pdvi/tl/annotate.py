@@ -43,7 +43,7 @@ def annotate(
     Its counts are projected on the spatial components of the fitted slide, averaged as each view did, and labelled by
     the mixture that this view left, with an offset of every sample that is learned. Writes ``obs[key_added]`` with the
     names of the fitted domains, ``obs[key_added + "_certainty"]`` (as in `tl.domains`),
-    ``obsm[key_added + "_probability"]`` (their average), ``obsm["X_spatial"]``, and ``uns[key_added]``: how much
+    ``obsm[key_added + "_probability"]`` (their average), and ``uns[key_added]``: how much
     ``farther`` spots lie from their domains than the fitted ones did (1: as close), and how much the domains
     ``explained`` of the features beside what they explain there (1: as much). A warning says if the slide does not fit.
 
@@ -85,7 +85,6 @@ def annotate(
     both = list(zip(done, mixtures))
     farther = float(np.median([each.distance / one.distance for each, one in both]))
     explained = float(np.median([max(each.explained, 0.0) / one.explained for each, one in both]))
-    adata.obsm[SPATIAL_COMPONENTS] = components
     categories = list(fitted.obs[key].cat.categories)
     labels = probability.argmax(1)
     certainty = certainty_of(probability, labels, len(done))

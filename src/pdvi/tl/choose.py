@@ -16,7 +16,7 @@ from pdvi._base.checks import instance, whole
 from pdvi.mixtures.estimators import PottsMixture
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.tl.held_out import Halves, components_of
-from pdvi.tl.missing import make_missing
+from pdvi.tl.missing import is_users_own, make_missing
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -46,8 +46,8 @@ def choose_n_domains(
     candidates = _checked(candidates, adata.n_obs // 2)  # one half of the spots is fitted alone
     instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     whole("n_seeds", n_seeds, least=2)  # to compare
-    have = NEIGHBORHOOD if NEIGHBORHOOD in adata.obsm else None
-    make_missing(adata, use_rep=have, sample_key=sample_key, spatial_key=spatial_key)
+    given = NEIGHBORHOOD if is_users_own(adata) else None
+    make_missing(adata, use_rep=given, sample_key=sample_key, spatial_key=spatial_key, components=False)
     features = features_of(adata, "X_neighborhood", "pdvi.pp.neighborhood(adata)")
     graph, coordinates = adata.obsp[WEIGHTS], coordinates_of(adata, spatial_key)[:, :2]
     halves = None

@@ -23,11 +23,13 @@ def make_missing(
     graph_key: str = WEIGHTS,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
+    components: bool = True,
 ) -> None:
     """Make what a fit needs and ``adata`` lacks, with the defaults of `pp` and `gr`, and say so once.
 
     Features under other names (``use_rep``) and graphs under other names are the user's own: they are not made. What
-    was made for other samples (a graph whose edges join them, components that tell them apart) is made anew.
+    was made for other samples (a graph whose edges join them, components that tell them apart) is made anew; of the
+    user's own features that is refused. Without ``components`` averages that are there are enough.
     """
     made = []
     again = _joining(adata, graph_key, sample_key)
@@ -38,11 +40,18 @@ def make_missing(
         )
         raise ValueError(msg)
     where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
+    if use_rep is not None and sample_key is not None and _made_otherwise(adata, use_rep, sample_key):
+        msg = (
+            f"adata.obsm[{use_rep!r}] was made without the samples of obs[{sample_key!r}]; "
+            f"make it again with sample_key={sample_key!r}."
+        )
+        raise ValueError(msg)
     if use_rep is None:
-        if again or SPATIAL_COMPONENTS not in adata.obsm or _made_otherwise(adata, SPATIAL_COMPONENTS, sample_key):
+        averages = again or _unsuitable(adata, NEIGHBORHOOD, sample_key)
+        if (components or averages) and (again or _unsuitable(adata, SPATIAL_COMPONENTS, sample_key)):
             pp.spatial_components(adata, **_source(adata), **where)
             made.append("pdvi.pp.spatial_components")
-        if again or NEIGHBORHOOD not in adata.obsm or _made_otherwise(adata, NEIGHBORHOOD, sample_key):
+        if averages:
             pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
             made.append("pdvi.pp.neighborhood")
     if again or graph_key not in adata.obsp:
@@ -64,6 +73,8 @@ def _source(adata: AnnData) -> dict[str, Any]:
     params = _params(adata, COMPONENTS)
     if params is None or "n_genes" not in params:  # scanpy's, or what another tool has integrated
         return {"use_rep": COMPONENTS}
+    if not adata.n_vars or (adata.X is None and not params["layer"]):  # the expression itself is gone
+        return {"use_rep": COMPONENTS}
     return {"layer": params["layer"] or None, "n_genes": int(params["n_genes"]), "clip": float(params["clip"])}
 
 
@@ -76,6 +87,10 @@ def is_users_own(adata: AnnData) -> bool:
         return True
     usual = inspect.signature(pp.neighborhood).parameters
     return any(params.get(name) != usual[name].default for name in ("n_neighbors", "n_components", "own", "gradient"))
+
+
+def _unsuitable(adata: AnnData, key: str, sample_key: str | None) -> bool:
+    return key not in adata.obsm or _made_otherwise(adata, key, sample_key)
 
 
 def _made_otherwise(adata: AnnData, key: str, sample_key: str | None) -> bool:
