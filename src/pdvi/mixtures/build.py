@@ -21,6 +21,7 @@ from pdvi.mixtures.damping import damping_of_patches
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import EmpiricalBayes
 from pdvi.models import GaussianMixtureModel, PottsMixtureModel, SampleOffsets
+from pdvi.models.gaussian_mixture import ABSENT
 from pdvi.shards.buckets import bucket
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
@@ -204,13 +205,15 @@ def in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Proble
 
 
 def _hyper(settings: EmpiricalBayes, n_rows: int, log_scale: float, **more: float) -> dict[str, Any]:
-    n_components = len(settings.means)
+    n_components = len(settings.means) - settings.absent
+    log_weights = np.full(n_components + settings.absent, ABSENT)
+    log_weights[:n_components] = -np.log(n_components)
     values: dict[str, Any] = {
         "start": settings.means,
         "prior_mean": settings.prior_mean,
         "prior_variance": settings.prior_variance,
         "noise_variance": settings.noise_variance,
-        "log_weights": np.full(n_components, -np.log(n_components)),
+        "log_weights": log_weights,
         "n_rows": n_rows,
         "log_scale": log_scale,
         **more,

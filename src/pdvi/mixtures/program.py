@@ -66,19 +66,15 @@ def fit_together(
 
     ``from_labels``: they begin with labels, and the first round of re-estimation comes before the first epoch.
     """
-    began = time.perf_counter()
-    parts = [_apart(problem) for problem in problems]
-    stacked = jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *(own for own, _ in parts))
     limit = jax.device_put(np.float32(tol))
-    fits: Any = jax.block_until_ready(_fit_all(parts[0][1], stacked, noise, weights, limit, recipe, from_labels))
-    seconds = time.perf_counter() - began
-    epochs = np.asarray(fits.course.epoch)[np.arange(len(problems)), np.asarray(fits.course.length) - 1]
-    fits = jax.tree.map(np.asarray, fits)
-    shares = seconds * epochs / epochs.sum()
-    return [
-        _fitted(eqx.combine(_one(fits.arrays, i), parts[0][1]), _one(fits, i), shares[i], seed)
-        for i in range(len(problems))
-    ]
+    fits = []
+    for problem in problems:
+        began = time.perf_counter()
+        own, shared = _apart(problem)
+        fit: Any = jax.block_until_ready(_fit(own, shared, noise, weights, limit, recipe, from_labels))
+        fit = jax.tree.map(np.asarray, fit)
+        fits.append(_fitted(eqx.combine(fit.arrays, shared), fit, time.perf_counter() - began, seed))
+    return fits
 
 
 def _apart(problem: Problem) -> tuple[Problem, Problem]:
@@ -90,23 +86,7 @@ def _apart(problem: Problem) -> tuple[Problem, Problem]:
     return eqx.partition(problem, own)
 
 
-def _one(tree: Any, i: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[i], tree)
-
-
 @eqx.filter_jit
-def _fit_all(
-    shared: Problem,
-    stacked: Problem,
-    noise: str | None,
-    weights: bool,
-    tol: Array,
-    recipe: Recipe,
-    from_labels: bool,
-) -> _Fit:
-    return jax.lax.map(lambda own: _fit(own, shared, noise, weights, tol, recipe, from_labels), stacked)
-
-
 def _fit(
     own: Problem, shared: Problem, noise: str | None, weights: bool, tol: Array, recipe: Recipe, from_labels: bool
 ) -> _Fit:

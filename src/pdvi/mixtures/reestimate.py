@@ -16,6 +16,7 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Point
 from pdvi.mixtures.recipe import RECIPE
 from pdvi.models import SampleOffsets, TwoLevelMixtureModel
+from pdvi.models.gaussian_mixture import ABSENT
 from pdvi.models.sample_offsets import OFFSET, shifted
 from pdvi.solvers.conjugate import add, best_globals
 
@@ -65,7 +66,7 @@ def _of_mixture(problem: Problem, point: Point, *, rows: Any, weights: bool, flo
     model = dataclasses.replace(model, **{name: getattr(lower.model, name) for name in fields})
     if weights:
         mass = add(problem.map_shards(model.statistics, local)).counts.sum(1)
-        model = dataclasses.replace(model, log_share=_log_shares(mass, model.n_rows, floor))
+        model = dataclasses.replace(model, log_share=_log_shares(mass, model.n_rows, floor, mass >= 0))
     problem = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, lower.shards))
     return problem, Point({**point.global_params, **lower_point.global_params}, local), step
 
@@ -93,7 +94,7 @@ def _of_rows(problem: Problem, point: Point, *, noise: str | None, weights: bool
     mass, total, _ = add(problem.map_shards(model.statistics, local))
     step = jnp.eye(mean.shape[1])
     if weights:
-        model = dataclasses.replace(model, log_weights=_log_shares(mass, model.n_rows, floor))
+        model = dataclasses.replace(model, log_weights=_log_shares(mass, model.n_rows, floor, model.present))
     if noise == "diagonal":
         square = shards["square"].sum(0) - 2 * (total * mean).sum(0) + mass @ (mean**2 + variance)
         estimate = jnp.maximum(square, ROUNDING * shards["square"].sum(0)) / model.n_rows
@@ -106,7 +107,8 @@ def _of_rows(problem: Problem, point: Point, *, noise: str | None, weights: bool
         step = _whitening(scatter / model.n_rows, about / model.n_rows, floor)
         mean, variance, x = mean @ step.T, variance @ (step**2).T, shards["x"] @ step.T
         prior_mean = step @ model.prior_mean
-        prior_variance = jnp.mean((mean - prior_mean) ** 2 + variance, axis=0)
+        spread = (mean - prior_mean) ** 2 + variance
+        prior_variance = jnp.mean(spread, axis=0, where=model.present[:, None])
         model = dataclasses.replace(
             model,
             noise_variance=jnp.ones_like(model.noise_variance),
@@ -144,9 +146,9 @@ def _whitening(scatter: Array, about: Array, floor: float) -> Array:
     return jnp.linalg.inv(factor)
 
 
-def _log_shares(mass: Array, n_rows: Array, floor: float) -> Array:
-    share = jnp.maximum(mass, floor * n_rows / len(mass))
-    return jnp.log(share / share.sum())
+def _log_shares(mass: Array, n_rows: Array, floor: float, present: Array) -> Array:
+    share = jnp.where(present, jnp.maximum(mass, floor * n_rows / present.sum()), 0.0)
+    return jnp.where(present, jnp.log(share / share.sum()), ABSENT)
 
 
 def _squares(shards: Shard, x: Array) -> Array:

@@ -11,6 +11,7 @@ from pdvi.mixtures.samples import means_by_sample
 
 USUAL = 1e-4, 1e4  # spreads that single precision squares and multiplies without loss: left as they are
 POSSIBLE = 1e-150, 1e150  # spreads whose squares a double holds
+UNUSED = 1e-9  # of the mean prior variance: that of the means of columns that are padding
 RESOLVED = 1e-8  # least variance, over that of the data: less than single precision tells from rounding
 
 
@@ -54,6 +55,24 @@ class EmpiricalBayes(NamedTuple):
     prior_mean: np.ndarray
     prior_variance: np.ndarray
     noise_variance: np.ndarray
+    absent: int = 0  # how many of the last means are padding
+
+
+def padded(settings: EmpiricalBayes, n_components: int, width: int) -> EmpiricalBayes:
+    """Return the settings with absent components, and for rows with columns of 0, up to these sizes.
+
+    The prior of the columns' means is so narrow that they stay 0.
+    """
+    more, columns = n_components - len(settings.means), width - settings.means.shape[1]
+    means = np.vstack([settings.means, np.tile(settings.prior_mean, (more, 1))])
+    narrow = UNUSED * settings.prior_variance.mean()
+    return EmpiricalBayes(
+        np.pad(means, ((0, 0), (0, columns))),
+        np.pad(settings.prior_mean, (0, columns)),
+        np.pad(settings.prior_variance, (0, columns), constant_values=narrow),
+        np.pad(settings.noise_variance, (0, columns), constant_values=settings.noise_variance.mean()),
+        more,
+    )
 
 
 def empirical_bayes(
@@ -68,7 +87,7 @@ def empirical_bayes(
     subsample = recipe.kmeans_rows if subsample is None else subsample
     rng = np.random.default_rng(seed)
     sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
-    kmeans = KMeans(n_components, n_init=recipe.kmeans_runs, random_state=int(rng.integers(2**31))).fit(sample)
+    kmeans = KMeans(n_components, n_init=recipe.runs(len(sample)), random_state=int(rng.integers(2**31))).fit(sample)
     return from_labels(sample, kmeans.labels_, kmeans.cluster_centers_, recipe)
 
 

@@ -10,29 +10,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils import check_random_state
 
-from pdvi.core.problem import Problem
 from pdvi.core.result import Result
-from pdvi.mixtures.build import coupled
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.consensus import Consensus, consensus
-from pdvi.mixtures.em import Fitted
-from pdvi.mixtures.pipeline import cut, fit_rows, in_white_noise, is_one_program, like
-from pdvi.mixtures.program import fit_together
+from pdvi.mixtures.kinds import Fit, OfAverages, OfTypes
+from pdvi.mixtures.pipeline import fit_rows, is_one_program
 from pdvi.mixtures.recipe import Recipe
-from pdvi.mixtures.start import EmpiricalBayes, centred, empirical_bayes, from_labels, means_of
 from pdvi.mixtures.task import Found, Rows, Start, Task
-from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
-from pdvi.shards.partition import Layout
-from pdvi.solvers import P2DVI
-
-UNUSED = 1e-9  # of the mean prior variance: that of the means of columns that a view does not use
+from pdvi.mixtures.tries import Tries
 
 
 class View(NamedTuple):
@@ -149,148 +141,66 @@ def _grouped(tissue: Tissue, recipe: Recipe) -> tuple[Tissue, np.ndarray]:
 
 
 def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen]:
-    """Fit views in their order; those of one kind of a small tissue as one program."""
-    seeds = check_random_state(task.random_state).randint(2**31, size=len(views))
-    width = tissue.components.shape[1]
-    sizes = [view.components(task.n_components, width, task.recipe) for view in views]
-    found: dict[int, Seen] = {}
-    kinds = {"averages": _fit_averages, "types": _fit_types}
-    with ThreadPoolExecutor(len(kinds)) as threads:  # most of a first call is compilation, which takes one core
-        begun = {}
-        for kind, fit in kinds.items():
-            chosen = [i for i, view in enumerate(views) if view.kind == kind]
-            if chosen:
-                some = [(views[i], sizes[i], int(seeds[i])) for i in chosen]
-                begun[kind] = chosen, threads.submit(fit, tissue, some, task)
-        for chosen, running in begun.values():
-            found |= dict(zip(chosen, running.result()))
+    """Fit every view by itself; then, of a small tissue, from what the others found, and keep the better."""
+    seeds = [int(seed) for seed in check_random_state(task.random_state).randint(2**31, size=len(views))]
+    sizes = [view.components(task.n_components, tissue.components.shape[1], task.recipe) for view in views]
+    if not is_one_program(tissue.rows(views[0], 1), task, None):
+        return [_fit_large(tissue, *one, task) for one in zip(views, sizes, seeds)]
+    averages = [i for i, view in enumerate(views) if view.kind == "averages"]
+    width = max([size for view, size in zip(views, sizes) if view.kind == "types"], default=0)
+    features = [tissue.rows(views[i], sizes[i]).X for i in averages]
+    tries = Tries(tissue.rows(VIEWS[0], 1), tissue.graph, features, task)
+    began = time.perf_counter()
+
+    def kind_of(i: int) -> OfAverages | OfTypes:
+        if i in averages:
+            return OfAverages(tries, averages.index(i), seeds[i])
+        X, near = tissue.components[:, : sizes[i]], views[i].n_neighbors
+        return OfTypes(tries, X, tissue.coordinates, near, width, seeds[i])
+
+    def begin(i: int) -> tuple[OfAverages | OfTypes, Fit]:
+        kind = kind_of(i)
+        return kind, kind.begin()
+
+    kinds, alone = zip(*_side_by_side(views, begin))
+    labels = [fit.labels for fit in alone]
+    agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
+    different = [j for j in range(len(views)) if (agreement[j, :j] < task.recipe.view_same).all()]
+
+    def again(i: int) -> Fit:
+        """Fit once more from what others found: one view may have missed what is better for it, too."""
+        others = [j for j in different if agreement[i, j] < task.recipe.view_same]
+        return min([alone[i], *(kinds[i].again(labels[j]) for j in others)], key=lambda fit: fit.result.objective)
+
+    best = _side_by_side(views, again)
+    seconds = (time.perf_counter() - began) / len(views)
+    return [
+        Seen(view, size, fit.probabilities, fit.result, seconds, fit.composition, fit.types, own)
+        for view, size, fit, own in zip(views, sizes, best, labels)
+    ]
+
+
+def _side_by_side(views: tuple[View, ...], work: Callable[[int], Any]) -> list[Any]:
+    """Return ``work(i)`` of every view, both kinds at once: compilation, most of a first call, takes one core."""
+    kinds = sorted({view.kind for view in views})
+
+    def of_kind(kind: str) -> dict[int, Any]:
+        return {i: work(i) for i, view in enumerate(views) if view.kind == kind}
+
+    with ThreadPoolExecutor(len(kinds)) as threads:
+        found = {i: done for part in threads.map(of_kind, kinds) for i, done in part.items()}
     return [found[i] for i in range(len(views))]
 
 
-def _fit_averages(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:
-    """Fit the Potts mixture of every view of averages."""
-    if not is_one_program(tissue.rows(views[0][0], 1), task, None):
-        seen = []
-        for view, size, seed in views:
-            found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed))
-            seen.append(Seen(view, size, found.probabilities, found.result, found.seconds))
-        return seen
-    began, k, recipe = time.perf_counter(), task.n_components, task.recipe
-    tries = _Tries(tissue, views, task)
-    numbered = list(enumerate(zip(tries.features, views)))
-    for n in range(task.n_init):
-        tries.fit([(i, empirical_bayes(X, k, seed=view[2] + n, recipe=recipe)) for i, (X, view) in numbered])
-    # what one view found another may have missed, though it is better there, too
-    probabilities = tries.probabilities()
-    labels = [one.argmax(1) for one in probabilities]
-    agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
-    different = [j for j in range(len(views)) if (agreement[j, :j] < recipe.view_same).all()]
-    tries.fit(
-        [
-            (i, from_labels(X, labels[j], means_of(X, probabilities[j]), recipe))
-            for i, (X, _) in numbered
-            for j in different
-            if agreement[i, j] < recipe.view_same
-        ]
-    )
-    seconds = (time.perf_counter() - began) / len(views)
-    found_by = zip(views, tries.probabilities(), tries.results(), labels)
-    return [Seen(view, size, own, result, seconds, alone=alone) for (view, size, _), own, result, alone in found_by]
-
-
-class _Tries:
-    """Fits of views of averages from any settings, in one compiled program; the best of each view is kept."""
-
-    def __init__(self, tissue: Tissue, views: list[tuple[View, int, int]], task: Task):
-        self.task, self.sample, self.seed = task, tissue.sample, views[0][2]
-        self.features = [centred(tissue.rows(view, size).X, tissue.sample).X for view, size, _ in views]
-        self.width = max(size for _, size, _ in views)
-        self.where = cut(tissue.rows(views[0][0], 1), task)
-        self.coupling = coupled(tissue.graph, self.where, beta=task.beta, recipe=task.recipe)
-        self.first: list[Problem] = []  # whose graph, mask and samples all others share
-        self.best: dict[int, Result] = {}
-
-    def fit(self, tries: list[tuple[int, EmpiricalBayes]]) -> None:
-        """Fit views, named by their numbers, from settings: as many at a time as there are, for one compilation."""
-        task, at_once = self.task, len(self.features)
-        for begin in range(0, len(tries), at_once):
-            some = tries[begin : begin + at_once]
-            problems = [self._problem(number, settings) for number, settings in some]
-            fitted = fit_together(
-                problems + problems[-1:] * (at_once - len(some)),
-                noise=task.noise,
-                weights=task.learn_weights,
-                tol=task.tol,
-                recipe=task.recipe,
-                seed=self.seed,
-            )
-            for (number, _), one in zip(some, fitted):
-                if number not in self.best or one.result.objective < self.best[number].objective:
-                    self.best[number] = one.result
-
-    def results(self) -> list[Result]:
-        """Return the best result of every view."""
-        return [self.best[number] for number in range(len(self.features))]
-
-    def probabilities(self) -> list[np.ndarray]:
-        """Return the probabilities of the best results, row by row."""
-        return [np.asarray(self.where.unshard(result.local_params)) for result in self.results()]
-
-    def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
-        white, settings, whitening = in_white_noise(self.features[number], start, self.task)
-        white, settings = _widened(white, self.width), _wider(settings, self.width)
-        log_scale = float(np.linalg.slogdet(whitening)[1])
-        problem = like(self.first, white, settings, self.where, self.coupling, log_scale, self.sample)
-        self.first = self.first or [problem]
-        return problem
-
-
-def _fit_types(tissue: Tissue, views: list[tuple[View, int, int]], task: Task) -> list[Seen]:
-    """Fit the two-level mixture of every view of types."""
-    began, recipe = time.perf_counter(), task.recipe
-    n_types = min(recipe.view_types, len(tissue.components))
-    width = max(size for _, size, _ in views)
-    rows = Rows(tissue.components, tissue.graph, tissue.coordinates)
-    where, together = cut(rows, task), is_one_program(rows, task, None)
-    coupling = coupled(tissue.graph, where, beta=task.beta, recipe=recipe)
-    problems = []
-    for view, size, seed in views:
-        X = centred(tissue.components[:, :size], tissue.sample).X
-        start = two_level_start(
-            X, tissue.coordinates, task.n_components, n_types, n_neighbors=view.n_neighbors, seed=seed
-        )
-        start = start._replace(types=_wider(start.types, width))
-        problems.append(coupled_two_level(_widened(X, width), start, where, coupling, sample=tissue.sample))
-    if together:
-        fits = fit_together(
-            problems, noise="tied", weights=False, tol=task.tol, recipe=recipe, seed=views[0][2], from_labels=True
-        )
+def _fit_large(tissue: Tissue, view: View, size: int, seed: int, task: Task) -> Seen:
+    """Fit one view of a tissue of many shards."""
+    began = time.perf_counter()
+    if view.kind == "averages":
+        found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed))
+        fit = Fit(found.probabilities, found.result)
     else:
-        batch = max(1, len(where.rows) // recipe.shards_per_batch)
-        fits = [two_level_em(problem, P2DVI(), batch_size=batch, seed=views[0][2]) for problem in problems]
-    seconds = (time.perf_counter() - began) / len(views)
-    return [_seen_types(view, size, where, fit, seconds) for (view, size, _), fit in zip(views, fits)]
-
-
-def _seen_types(view: View, size: int, where: Layout, fitted: Fitted, seconds: float) -> Seen:
-    local = {name: where.unshard(np.asarray(part)) for name, part in fitted.result.local_params.items()}
-    concentration = np.exp(np.asarray(fitted.result.global_params["log_concentration"], float))
-    composition = concentration / concentration.sum(1, keepdims=True)
-    return Seen(view, size, local["domain"], fitted.result, seconds, composition, local["type"].argmax(1))
-
-
-def _widened(X: np.ndarray, width: int) -> np.ndarray:
-    """Return the rows with columns of 0 up to a width, so that views of any size are one program."""
-    return np.pad(X, ((0, 0), (0, width - X.shape[1])))
-
-
-def _wider(settings: EmpiricalBayes, width: int) -> EmpiricalBayes:
-    """Return the settings for widened rows: means of 0 with a prior so narrow that they stay there."""
-    missing = width - settings.means.shape[1]
-    narrow = UNUSED * settings.prior_variance.mean()
-    return EmpiricalBayes(
-        np.pad(settings.means, ((0, 0), (0, missing))),
-        np.pad(settings.prior_mean, (0, missing)),
-        np.pad(settings.prior_variance, (0, missing), constant_values=narrow),
-        np.pad(settings.noise_variance, (0, missing), constant_values=settings.noise_variance.mean()),
-    )
+        tries = Tries(tissue.rows(VIEWS[0], 1), tissue.graph, [], task)
+        X = tissue.components[:, :size]
+        fit = OfTypes(tries, X, tissue.coordinates, view.n_neighbors, size, seed).begin_large()
+    seconds = time.perf_counter() - began
+    return Seen(view, size, fit.probabilities, fit.result, seconds, fit.composition, fit.types)

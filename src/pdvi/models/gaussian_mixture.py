@@ -19,6 +19,8 @@ from jax.scipy.special import xlogy
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
 
+ABSENT = -1e9  # log weight of a component that is padding: fits with several numbers of components are then one program
+
 
 class MixtureStatistics(NamedTuple):
     """What the component means need to know of a shard; adds over shards."""
@@ -40,19 +42,24 @@ class GaussianMixtureModel(eqx.Module):
     prior_mean: Array  # xi, (d,)
     prior_variance: Array  # s1^2, (d,)
     noise_variance: Array  # s0^2, (d,)
-    log_weights: Array  # log pi, (K,)
+    log_weights: Array  # log pi, (K,); `ABSENT` of components that are padding
     n_rows: Array  # n, all shards together
     log_scale: Array  # log |det| of the map that whitened the rows; 0 if none did
 
+    @property
+    def present(self) -> Array:
+        """Whether each component is one, and no padding."""
+        return self.log_weights > 0.5 * ABSENT
+
     def init_global(self, key: Array) -> Globals:
         """Return the starting means, with the variances they would have at equal weights."""
-        precision = self.n_rows / len(self.log_weights) / self.noise_variance + 1 / self.prior_variance
+        precision = self.n_rows / self.present.sum() / self.noise_variance + 1 / self.prior_variance
         return {"mean": self.start, "log_var": jnp.broadcast_to(-jnp.log(precision), self.start.shape)}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
         """Return equal probabilities."""
-        n_components = len(self.log_weights)
-        return self._masked(jnp.full((len(shard["x"]), n_components), 1 / n_components), shard)
+        equal = self.present / self.present.sum()
+        return self._masked(jnp.broadcast_to(equal, (len(shard["x"]), len(equal))), shard)
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
         """Return the shard's share of the negative ELBO."""
@@ -92,7 +99,7 @@ class GaussianMixtureModel(eqx.Module):
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
         """Return that of the means at equal weights (a start tells nothing), of the variances where they end."""
         w, shape = shard["fraction"], self.start.shape
-        mass = w * self.n_rows / len(self.log_weights)
+        mass = w * self.n_rows / self.present.sum()
         mean = mass / self.noise_variance + w / self.prior_variance
         return {"mean": jnp.broadcast_to(mean, shape), "log_var": jnp.broadcast_to(0.5 * w, shape)}
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 PANELS = {
-    "stability": "agreement between seeds (ARI)",
+    "stability": "agreement between fits (ARI)",
     "held_out": "log density of a held-out spot",
-    "elbo": "ELBO, best of the seeds",
+    "elbo": "ELBO",
 }
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
 from pdvi import metrics
-from pdvi._anndata.checks import check_adata, coordinates_of, features_of
+from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of, say
 from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
 from pdvi._base.checks import instance, whole
-from pdvi.mixtures.estimators import PottsMixture
+from pdvi.mixtures.candidates import Told, fit_candidates
+from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.task import Rows, Task
+from pdvi.mixtures.views import VIEWS
+from pdvi.pp.neighborhood import averages
+from pdvi.run.fit import wanted
 from pdvi.tl.held_out import Halves, components_of
 from pdvi.tl.missing import is_users_own, make_missing
 
@@ -31,16 +38,29 @@ def choose_n_domains(
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
     key_added: str = "n_domains",
+    progress: bool | None = None,
     recipe: Recipe = RECIPE,
 ) -> int:
-    """Fit every candidate from several seeds, and to half of the spots; recommend what describes the other half best.
+    """Fit every candidate several times, and to half of the spots; recommend what the other half and all fits support.
 
     Writes a table to ``uns[key_added]`` (`pl.n_domains` draws it), which has for each candidate ``stability``, the mean
-    adjusted Rand index between seeds; ``elbo``, the best of the seeds; and ``held_out``, the mean log density of one
-    half of the spots under a fit to the other, each half averaged over its own spots so that none tells of the other.
-    Returns the recommended number: the candidate with the highest held-out score. Without components in ``obsm``
+    adjusted Rand index between fits that differ in their seed and in how many neighbours they average; ``elbo``, that
+    of the first of them; and ``held_out``, the mean log density of one half of the spots under a fit to the other, each
+    half averaged over its own spots so that none tells of the other. Returns the recommended number: of the candidates
+    whose held-out score is within a standard error of the highest, the most stable one. Without components in ``obsm``
     ("X_pca" or "X_spatial") there is nothing to average anew: then the largest whose stability is within 0.02 of the
-    highest.
+    highest. It is said if the recommendation is the first or the last candidate.
+
+    Parameters
+    ----------
+    n_seeds
+        how many fits of a candidate are compared.
+    beta
+        strength of the coupling between neighbours.
+    sample_key, spatial_key
+        as in `domains`.
+    progress
+        show a bar; by default on a terminal.
     """
     check_adata(adata)
     candidates = _checked(candidates, adata.n_obs // 2)  # one half of the spots is fitted alone
@@ -48,32 +68,48 @@ def choose_n_domains(
     whole("n_seeds", n_seeds, least=2)  # to compare
     given = NEIGHBORHOOD if is_users_own(adata) else None
     make_missing(adata, use_rep=given, sample_key=sample_key, spatial_key=spatial_key, components=False)
-    features = features_of(adata, "X_neighborhood", "pdvi.pp.neighborhood(adata)")
-    graph, coordinates = adata.obsp[WEIGHTS], coordinates_of(adata, spatial_key)[:, :2]
-    halves = None
-    if components_of(adata) is not None:
-        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
-    rows = []
-    for k in candidates:
-        fits = [
-            PottsMixture(k, beta=beta, learn_weights=True, random_state=seed, recipe=recipe).fit(
-                features, graph=graph, coordinates=coordinates
-            )
-            for seed in range(n_seeds)
-        ]
-        agreement = [metrics.ari(a.labels_, b.labels_) for a, b in combinations(fits, 2)]
-        row = {"n_domains": k, "stability": float(np.mean(agreement)), "elbo": max(fit.elbo_ for fit in fits)}
-        if halves is not None:
-            row["held_out"] = halves.score(k, beta=beta, n_init=n_seeds)
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    if halves is not None:
-        recommended = candidates[int(table["held_out"].to_numpy().argmax())]
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    task = Task(candidates[-1], beta=beta, learn_weights=True, recipe=recipe, random_state=0).checked(adata.n_obs)
+    features = _features(adata, given, coordinates, samples, n_seeds)
+    graph = check_graph(adata.obsp[WEIGHTS], adata.n_obs).astype(np.float64)
+    rows = Rows(features[0], graph, coordinates, samples if samples.any() else None)
+    fits = fit_candidates(rows, features, candidates, task, _bar(progress, "fits of all spots"))
+    table = pd.DataFrame({"n_domains": candidates})
+    pairs = {k: combinations([fit.labels for fit in fits[k]], 2) for k in candidates}
+    table["stability"] = [float(np.mean([metrics.ari(a, b) for a, b in pairs[k]])) for k in candidates]
+    table["elbo"] = [fits[k][0].elbo for k in candidates]
+    stability = table["stability"].to_numpy()
+    if components_of(adata) is None:
+        recommended = int(table["n_domains"][stability >= stability.max() - recipe.stability_slack].max())
     else:
-        stable = table["stability"] >= table["stability"].max() - recipe.stability_slack
-        recommended = int(table["n_domains"][stable].max())
+        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
+        scores = halves.scores(candidates, task, n_starts=n_seeds, told=_bar(progress, "fits of one half"))
+        table["held_out"] = scores.mean
+        recommended = candidates[int(np.where(scores.near, stability, -np.inf).argmax())]
+    if len(candidates) > 2 and recommended in (candidates[0], candidates[-1]):
+        end = "smallest" if recommended == candidates[0] else "largest"
+        say(f"the recommended number, {recommended}, is the {end} candidate; others beyond it may be better still.")
     adata.uns[key_added] = {"recommended": recommended, **{name: table[name].to_numpy() for name in table}}
     return recommended
+
+
+def _features(
+    adata: AnnData, given: str | None, coordinates: np.ndarray, samples: np.ndarray, count: int
+) -> list[np.ndarray]:
+    """Return what each fit of a candidate sees: averages over as many neighbours as the views have, in turn."""
+    usual = features_of(adata, NEIGHBORHOOD, "pdvi.pp.neighborhood(adata)")
+    key = components_of(adata)
+    if given is not None or key is None:
+        return [usual] * count
+    numbers = sorted({view.n_neighbors for view in VIEWS if view.kind == "averages"}, reverse=True)
+    components = features_of(adata, key, "pdvi.pp.prepare(adata)")[:, : usual.shape[1]]
+    seen = averages(components, coordinates, samples, numbers)
+    return [seen[numbers[n % len(numbers)]] for n in range(count)]
+
+
+def _bar(progress: bool | None, what: str) -> Told:
+    """Return what goes through fits with a bar."""
+    return partial(tqdm, desc=what, unit="fit", disable=not wanted(progress), leave=False)
 
 
 def _checked(candidates: Any, most: int) -> list[int]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import logsumexp
-from scipy.stats import multivariate_normal
 
 from pdvi import gr, pp
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of
-from pdvi._anndata.keys import COMPONENTS, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
-from pdvi.mixtures.estimators import PottsMixture
+from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi.mixtures.candidates import Told, fit_candidates, log_density
+from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.task import Rows, Task
+from pdvi.shards.partition import median_cuts
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+
+class Scores(NamedTuple):
+    """Hold the mean log density of a held-out spot for every candidate, and whether it is as good as the best one."""
+
+    mean: np.ndarray
+    near: np.ndarray
 
 
 class Halves:
@@ -41,25 +49,26 @@ class Halves:
         order = order[np.argsort(samples[order], kind="stable")]  # sample by sample, so that both halves get of each
         self.rows = np.sort(order[::2]), np.sort(order[1::2])
         self.fitted, self.held_out = (_part(adata, rows, samples, spatial_key, recipe) for rows in self.rows)
-        self.recipe = recipe
 
-    def score(self, n_domains: int, *, beta: float = 1.0, n_init: int = 1, seed: int = 0) -> float:
-        """Return the mean log density of a held-out spot under the mixture fitted to the other half.
+    def scores(self, candidates: list[int], task: Task, *, n_starts: int = 1, told: Told = iter) -> Scores:
+        """Score every candidate by the best of ``n_starts`` fits to one half.
 
-        It is that of a spot about whose neighbours nothing is known: domains weigh as much as their shares.
+        Scores of two candidates differ from place to place. One is as good as the best if its mean is within a standard
+        error of the difference, which blocks of the tissue tell: neighbouring spots are not independent.
         """
-        mixture = PottsMixture(
-            n_domains, beta=beta, learn_weights=True, n_init=n_init, random_state=seed, recipe=self.recipe
-        )
-        fit = mixture.fit(
-            self.fitted.obsm["X_neighborhood"],
-            graph=self.fitted.obsp[WEIGHTS],
-            coordinates=self.fitted.obsm[SPATIAL][:, :2],
-        )
-        X = self.held_out.obsm["X_neighborhood"]
-        noise = multivariate_normal(cov=fit.covariances_, allow_singular=True)
-        densities = np.stack([noise.logpdf(X - mean) for mean in fit.means_], axis=1)
-        return float(logsumexp(densities, b=fit.probabilities_.mean(0), axis=1).mean())
+        X, held_out = self.fitted.obsm[NEIGHBORHOOD], self.held_out.obsm[NEIGHBORHOOD]
+        graph = check_graph(self.fitted.obsp[WEIGHTS], len(X)).astype(np.float64)
+        rows = Rows(X, graph, self.fitted.obsm[SPATIAL])
+        fits = fit_candidates(rows, [X] * n_starts, candidates, task, told)
+        best = [max(fits[k], key=lambda fit: fit.elbo) for k in candidates]
+        densities = np.stack([log_density(X, fit.probabilities, held_out) for fit in best])
+        mean = densities.mean(1)
+        behind = densities[mean.argmax()] - densities
+        n_blocks = min(task.recipe.held_out_blocks, len(held_out))
+        block = median_cuts(self.held_out.obsm[SPATIAL], n_blocks)
+        by_block = np.stack([behind[:, block == b].mean(1) for b in range(n_blocks)], axis=1)
+        error = by_block.std(1, ddof=1) / np.sqrt(n_blocks) if n_blocks > 1 else np.zeros(len(mean))
+        return Scores(mean, behind.mean(1) <= error)
 
 
 def components_of(adata: AnnData) -> str | None:

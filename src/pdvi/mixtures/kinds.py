@@ -1,0 +1,100 @@
+"""The two kinds of views of a tissue, each fitted from a start of its own or, once that is done, from given labels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pdvi.core.problem import Problem
+from pdvi.core.result import Result
+from pdvi.mixtures.em import Fitted
+from pdvi.mixtures.program import fit_together
+from pdvi.mixtures.start import centred, empirical_bayes, from_labels, means_of, padded
+from pdvi.mixtures.tries import Tries, widened
+from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
+from pdvi.solvers import P2DVI
+
+
+class Fit(NamedTuple):
+    """Hold what a fit found; of types also the types, and what domains are made of."""
+
+    probabilities: np.ndarray
+    result: Result
+    composition: np.ndarray | None = None  # of types in domains, (K, T)
+    types: np.ndarray | None = None  # the type of every row
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The most probable domain of every row."""
+        return np.asarray(self.probabilities.argmax(1))
+
+
+class OfAverages:
+    """A Potts mixture of averages: a domain has one mean."""
+
+    def __init__(self, tries: Tries, number: int, seed: int):
+        self.tries, self.number, self.seed = tries, number, seed
+
+    def begin(self) -> Fit:
+        """Fit from k-means starts, and return the best."""
+        X, task = self.tries.features[self.number], self.tries.task
+        seeds = range(self.seed, self.seed + task.n_init)
+        starts = [empirical_bayes(X, task.n_components, seed=one, recipe=task.recipe) for one in seeds]
+        fits = self.tries.fit([(self.number, start) for start in starts], seed=self.seed)
+        return self._fit(min(fits, key=lambda fitted: fitted.result.objective))
+
+    def again(self, labels: np.ndarray) -> Fit:
+        """Fit from labels."""
+        X, task = self.tries.features[self.number], self.tries.task
+        means = means_of(X, np.eye(task.n_components, dtype=np.float32)[labels])
+        start = from_labels(X, labels, means, task.recipe)
+        return self._fit(self.tries.fit([(self.number, start)], seed=self.seed)[0])
+
+    def _fit(self, fitted: Fitted) -> Fit:
+        return Fit(self.tries.probabilities(fitted), fitted.result)
+
+
+class OfTypes:
+    """A two-level mixture of single spots: a domain is a composition of types. ``width``: of the widest such view."""
+
+    def __init__(self, tries: Tries, X: np.ndarray, coordinates: np.ndarray, n_neighbors: int, width: int, seed: int):
+        self.tries, self.seed, task = tries, seed, tries.task
+        X = centred(X, tries.sample).X
+        self.X, n_types = widened(X, width), min(task.recipe.view_types, len(X))
+        start = two_level_start(X, coordinates, task.n_components, n_types, n_neighbors=n_neighbors, seed=seed)
+        self.start = start._replace(types=padded(start.types, n_types, width))
+
+    def begin(self) -> Fit:
+        """Fit from types of single spots, and domains found on the types around each."""
+        return self.again(self.start.domain)
+
+    def again(self, labels: np.ndarray) -> Fit:
+        """Fit from the same types and given domains."""
+        task = self.tries.task
+        fitted = fit_together(
+            [self._problem(labels)],
+            noise="tied",
+            weights=False,
+            tol=task.tol,
+            recipe=task.recipe,
+            seed=self.seed,
+            from_labels=True,
+        )
+        return self._fit(fitted[0])
+
+    def begin_large(self) -> Fit:
+        """Do what `begin` does for a tissue of many shards."""
+        batch = max(1, len(self.tries.where.rows) // self.tries.task.recipe.shards_per_batch)
+        return self._fit(two_level_em(self._problem(self.start.domain), P2DVI(), batch_size=batch, seed=self.seed))
+
+    def _problem(self, labels: np.ndarray) -> Problem:
+        start, tries = self.start._replace(domain=labels), self.tries
+        return coupled_two_level(self.X, start, tries.where, tries.coupling, sample=tries.sample)
+
+    def _fit(self, fitted: Fitted) -> Fit:
+        where = self.tries.where
+        local = {name: where.unshard(np.asarray(part)) for name, part in fitted.result.local_params.items()}
+        concentration = np.exp(np.asarray(fitted.result.global_params["log_concentration"], float))
+        composition = concentration / concentration.sum(1, keepdims=True)
+        return Fit(local["domain"], fitted.result, composition, local["type"].argmax(1))

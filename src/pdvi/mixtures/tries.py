@@ -1,0 +1,55 @@
+"""Many fits of one small tissue, in one compiled program: from any features, settings and numbers of components."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi.core.problem import Problem
+from pdvi.mixtures.build import coupled
+from pdvi.mixtures.em import Fitted
+from pdvi.mixtures.pipeline import cut, in_white_noise, like
+from pdvi.mixtures.program import fit_together
+from pdvi.mixtures.start import EmpiricalBayes, centred, padded
+from pdvi.mixtures.task import Rows, Task
+
+
+class Tries:
+    """Fits of the Potts mixture to a tissue that is seen through several features.
+
+    Narrower features are padded with columns of 0, and mixtures with fewer components than ``task`` has with absent
+    ones; padding changes no number.
+    """
+
+    def __init__(self, rows: Rows, graph: sp.csr_array, features: list[np.ndarray], task: Task):
+        self.task, self.sample = task, rows.sample
+        self.features = [centred(X, rows.sample).X for X in features]
+        self.width = max([X.shape[1] for X in features], default=0)
+        self.where = cut(rows, task)
+        self.coupling = coupled(graph, self.where, beta=task.beta, recipe=task.recipe)
+        self._first: list[Problem] = []  # whose graph, mask and samples all others share
+
+    def fit(self, tries: list[tuple[int, EmpiricalBayes]], *, seed: int = 0) -> list[Fitted]:
+        """Fit features, named by their numbers, from settings."""
+        task = self.task
+        problems = [self._problem(number, settings) for number, settings in tries]
+        return fit_together(
+            problems, noise=task.noise, weights=task.learn_weights, tol=task.tol, recipe=task.recipe, seed=seed
+        )
+
+    def probabilities(self, fitted: Fitted) -> np.ndarray:
+        """Return the probabilities that a fit gives every row."""
+        return np.asarray(self.where.unshard(fitted.result.local_params))
+
+    def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
+        white, settings, whitening = in_white_noise(self.features[number], start, self.task)
+        white, settings = widened(white, self.width), padded(settings, self.task.n_components, self.width)
+        log_scale = float(np.linalg.slogdet(whitening)[1])
+        problem = like(self._first, white, settings, self.where, self.coupling, log_scale, self.sample)
+        self._first = self._first or [problem]
+        return problem
+
+
+def widened(X: np.ndarray, width: int) -> np.ndarray:
+    """Return the rows with columns of 0 up to a width."""
+    return np.pad(X, ((0, 0), (0, width - X.shape[1])))
