@@ -146,7 +146,8 @@ class Epochs:
     """Counts what the steps of each epoch read and send. ``cold``: a store that is forgotten before each."""
 
     def __init__(self, executor: Any, cold: Path | None):
-        self.executor, self.cold, self.rows, self._steps = executor, cold, [], executor.run
+        self.executor, self.cold, self._steps = executor, cold, executor.run
+        self.rows: list[dict[str, int]] = []
         executor.run = self._run
         self._row: dict[str, int] = {}
 

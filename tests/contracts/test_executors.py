@@ -223,6 +223,23 @@ def test_bytes_through_the_client_do_not_grow_with_the_shards(cluster, tmp_path)
     assert same[0] == same[1]
 
 
+@pytest.mark.slow
+def test_the_dashboard_names_what_workers_are_at(cluster, both):
+    """By the names that its profile offers: one for each stage."""
+    named = set()
+
+    def ask(progress):
+        for _, found in cluster[1].run(_profiled).items():
+            named.update(found)
+
+    pdvi.fit(both[1], pdvi.P2DVI(), max_epochs=3, tol=0, executor=pdvi.Dask(cluster[1]), callbacks=[ask])
+    assert {"pdvi.begin_with", "pdvi.visit_shards", "pdvi.look_at_shards"} <= named
+
+
+def _profiled(dask_worker):
+    return {name for _, part in dask_worker.profile_keys_history for name in part} | set(dask_worker.profile_keys)
+
+
 class Chaos:
     """Kills, freezes or adds a worker at a log point, in random order; never the last that works."""
 

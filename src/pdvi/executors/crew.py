@@ -222,7 +222,7 @@ class Crew:
     def engage(self, address: str) -> Member:
         """Return the member that a worker is: a new one has an empty host."""
         if address not in self.members:
-            key = f"pdvi-host-{uuid4().hex}"
+            key = f"pdvi-{uuid4().hex}"  # the first word is what dashboards show
             host = self.client.submit(make_host, *self._host, workers=[address], actor=True, key=key)
             self.members[address] = Member(host)
         return self.members[address]
