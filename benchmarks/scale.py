@@ -104,7 +104,7 @@ def run(path: Path, options: argparse.Namespace) -> None:
         from distributed import Client, LocalCluster
 
         cluster = LocalCluster(options.workers, threads_per_worker=1, dashboard_address=None, memory_limit=0)
-        executor = pdvi.Dask(Client(cluster))
+        executor = pdvi.Dask(Client(cluster, direct_to_workers=True))
     opened = time.perf_counter()
     budget = {"batch_size": options.batch_size, "max_epochs": options.epochs, "tol": options.tol}
     # without exploring all epochs have the same work
