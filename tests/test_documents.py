@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pdvi
+from models_for_tests import tissue_problem
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +38,20 @@ def test_the_readme_executors_agree(tmp_path):
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     on_disk, on_workers = map(float, done.stdout.split())
     assert on_disk == on_workers
+
+
+@pytest.mark.slow
+def test_the_cluster_script_runs_and_goes_on(tmp_path):
+    """On two local workers, with the calls that it makes on any cluster; and once more from its checkpoint."""
+    pdvi.write_store(tmp_path / "slide.pdvi", tissue_problem(400, 4))
+    for epochs in (3, 6):
+        command = [sys.executable, str(ROOT / "docs/skeletons/cluster.py"), "slide.pdvi", "--epochs", str(epochs)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        result = pdvi.load_result(tmp_path / "slide.result.zarr")
+        assert done.stdout.startswith(f"{result.status.name} {result.objective:.8g}\n")
+        assert result.trace["epoch"].iloc[-1] == epochs
+    expected = pdvi.fit(tissue_problem(400, 4), pdvi.P2DVI(), max_epochs=6)
+    assert result.objective == pytest.approx(expected.objective, rel=1e-4)
 
 
 def test_the_model_skeleton_finds_the_truth():

@@ -114,7 +114,7 @@ def test_workers_lost_while_exploring_cost_no_more_than_later(tissue, cluster):
     def disturb(progress):
         """Only workers that have shards, and answer."""
         if 3 <= progress.record["epoch"] <= 5:
-            workers = [a for a, own in executor._owned.items() if own]
+            workers = [address for address, member in executor.crew.members.items() if member.shards]
             pid = client.run(os.getpid, workers=workers[:1])[workers[0]]
             stopped.append(pid)
             os.kill(pid, signal.SIGSTOP if progress.record["epoch"] == 4 else signal.SIGKILL)

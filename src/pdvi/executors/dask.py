@@ -1,59 +1,57 @@
-"""Shards on the workers of a dask cluster: what visits are told goes out, sums and halo rows come back.
+"""Shards on the workers of a dask cluster: what visits are told goes out, sums come back.
 
-A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with local variables
-that fit lam and what the method recalls from these; the server's sums are then made anew. The step in which it happened
-counts the visits that were answered, which Algorithm 1 allows for any step.
+Rows at the seams of shards go from worker to worker (`exchange.py`), so what passes through the client does not grow
+with the shards. A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with
+local variables that fit lam and what the method recalls from these; the server's sums are then made anew. The step in
+which it happened counts the visits that were answered, which Algorithm 1 allows for any step.
 """
 
 from __future__ import annotations
 
 import pickle
-import time
 import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.checks import positive
 from pdvi._base.types import PyTree
 from pdvi.core.executor import NoShards, Step, updated
 from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
+from pdvi.executors.exchange import Moment
 from pdvi.executors.host import add_up, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
-from pdvi.executors.worker import AS_BEFORE, Brief, Failure, awake, make_host
+from pdvi.executors.worker import AS_BEFORE, Brief
+from pdvi.solvers.local_variables import PASSES, Recall, settle
 
-Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
-Calls = dict[str, tuple[Any, ...]]  # what each worker is asked: a method of `WorkerHost`, and its arguments
-
-POLL = 0.5  # seconds after which a silent worker is looked for among the living
-PAUSE = 0.0005  # seconds between two looks for an answer
-VISIT = "visit_as"  # whose bytes are counted
-OPENING = 4  # times the timeout, for a worker's first call: it imports, reads and compiles
+Call = Callable[[str, list[int]], tuple[Any, ...]]  # what a worker with these shards is asked
+LATEST = float("inf")  # in place of a time: rows as they are
 
 
 @dataclass
 class Traffic:
-    """Bytes of visits on the wire, and their number."""
+    """Visits, and their bytes: through the client, and of halo rows between workers and within them."""
 
+    visits: int = 0
     sent: int = 0
     received: int = 0
-    visits: int = 0
+    halo_between: int = 0
+    halo_within: int = 0
 
 
 class Dask(Remote):
     """Works on a problem from a store with the workers of a `distributed.Client`.
 
-    Every worker must see the store under the same path. Workers may come and go: those that join get their share of
-    the shards at the next log point, those that are lost are replaced, and the trace tells both (column ``event``).
-    A checkpoint holds the global state; see `Disk`.
+    Every worker must see the store under the same path, and reach the others. Workers may come and go: those that join
+    get their share of the shards at the next log point, those that are lost are replaced, and the trace tells both
+    (column ``event``). A checkpoint holds the global state; see `Disk`.
 
     Parameters
     ----------
@@ -78,24 +76,16 @@ class Dask(Remote):
             raise ValueError(msg)
         self.client, self.asynchronous, self.timeout = client, asynchronous, positive("timeout", timeout)
         self.traffic = Traffic()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._hosts: dict[str, Any] = {}  # the future of each worker's host; with it goes its memory
-        self._actors: dict[str, Any] = {}  # the hosts themselves, to be asked
-        self._owned: dict[str, list[int]] = {}
-        self._orphans: set[int] = set()
-        self._silent: dict[str, Any] = {}  # workers that did not answer, and the future that tells if they wake up
-        self._known: dict[str, dict[int, PyTree]] = {}  # what each worker was last told, by the thing it was told for
-        self._solver: bytes | None = None  # what recalls for the shards of lost workers
-        self._rebuilt, self._looked = False, 0.0
-        self._patience = OPENING * self.timeout  # seconds to wait for workers when there are none
+        self.crew = Crew(client, self.timeout, self.tell)
+        self._time = 0  # counts the calls that change rows others read
+        self._solver: Solver | None = None  # what recalls for the shards of lost workers
+        self._rebuilt = False
 
     # ------------------------------------------------------------------------------------ what an executor is asked
 
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
-        self._solver, self._lam = _pickled(solver), np.asarray(state.lam)
+        self._solver, self._lam = solver, np.asarray(state.lam)
         self._everywhere(lambda address, own: ("equip_for", self._brief(address, solver, state.server)))
         return state
 
@@ -113,33 +103,27 @@ class Dask(Remote):
         if shards is None:
             return state, self._visit_all(state, visitor, told), self.problem.n_shards
         self._lam = np.asarray(state.lam)
-        chosen = set(np.asarray(shards).tolist())
-        shares = {a: [b for b in own if b in chosen] for a, own in self._owned.items()}
-        calls = {a: self._visit_call(a, visitor, told, own) for a, own in shares.items() if own}
-        self.traffic.visits += sum(len(shares[address]) for address in calls)
-        parts, count = [], 0
-        for address, (part, rows) in sorted(self._ask(calls).items()):
-            self._take_in(part, rows)
-            parts.append(part)
-            count += len(shares[address])
+        parts, count = self._visit_some(visitor, told, np.asarray(shards).tolist())
         self._recover(self._lam)
         return state, add_up(parts), count
 
     def _visit_all(self, state: State, visitor: Visitor, told: Any) -> PyTree:
         """Visit all shards once, those of lost workers at their heirs."""
         self._lam = np.asarray(state.lam if state.server is not None else told)
-        halos = self.boundary.halos(range(self.problem.n_shards))  # as they were before
-        answers = self._everywhere(
-            lambda address, own: (
-                VISIT,
-                self._brief(address, visitor, told),
-                own,
-                {b: halos[b] for b in own},
-            )
-        )
-        for _, rows in answers.values():
-            self.boundary.publish(rows)
-        return add_up([answers[address][0] for address in sorted(answers)])
+        everything = range(self.problem.n_shards)
+        while True:
+            parts, count = self._visit_some(visitor, told, everything)
+            if count == self.problem.n_shards:
+                return add_up(parts)
+            self._recover(self._lam)
+
+    def _visit_some(self, visitor: Any, told: Any, shards: Any) -> tuple[list[PyTree], int]:
+        """Return what the workers of some shards answered, in an order that does not depend on who is fast."""
+        moment = self._moment()
+        shares = self._shares(shards)
+        answers = self.crew.ask({a: self._visit_call(a, visitor, told, own, moment) for a, own in shares.items()})
+        parts = [self._taken_in(answers[address], len(shares[address])) for address in sorted(answers)]
+        return parts, sum(len(shares[address]) for address in answers)
 
     def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
@@ -147,19 +131,17 @@ class Dask(Remote):
 
         def call(address: str, own: list[int]) -> tuple[Any, ...]:
             own = [b for b in own if b in wanted]
-            return "look_as", self._brief(address, reader, told), own, self.boundary.halos(own)
+            return "look_at_shards", self._brief(address, reader, told), own, self._moment_for(address, self._moment())
 
         return self._total(call)
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
-        return self._total(lambda address, own: ("fold_as", self._brief(address, function, told)))
+        return self._total(lambda address, own: ("fold_shards", self._brief(address, function, told)))
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""
-        key = np.asarray(jax.random.key_data(self.key))
-        for rows in self._everywhere(lambda address, own: ("begin_again", own, key)).values():
-            self.boundary.publish(rows)
+        self._everywhere(lambda address, own: ("begin_again", own, self._key_data, self._moment().stamp))
         return state
 
     def disturbed(self) -> bool:
@@ -169,12 +151,13 @@ class Dask(Remote):
 
     def interrupted(self) -> None:
         """Wait for no new workers: Ctrl-C at a terminal ends a local cluster's workers too."""
-        self._patience = 0.0
+        self.crew.patience = 0.0
 
     def close(self) -> None:
-        """Let the workers forget the run: at once, not when the garbage of this process is collected."""
-        self.client.cancel(list(self._hosts.values()), force=True)
-        self._forget()
+        """Let the workers forget the run."""
+        self.crew.dismiss()
+        self.crew = Crew(self.client, self.timeout, self.tell)
+        self._solver = None
 
     def local_params(self, state: State) -> PyTree:
         """Return the local variables of all shards, fetched one by one into a memory-mapped file; None if lost."""
@@ -189,8 +172,8 @@ class Dask(Remote):
         kept = Scratch(self.problem.local_shape(), self.problem.n_shards)
         missing = set(range(self.problem.n_shards))
         while missing:
-            calls = {a: ("local_of", b) for a, own in self._owned.items() for b in own if b in missing}
-            for b, local in self._ask(calls).values():
+            calls = {address: ("local_of", own[0]) for address, own in self._shares(missing).items()}
+            for b, local in self.crew.ask(calls).values():
                 kept[b] = local
                 missing.remove(b)
             self._recover(state.lam)
@@ -199,9 +182,9 @@ class Dask(Remote):
     def _open(self, template: PyTree, local: PyTree) -> None:
         self.close()
         self._lam = np.zeros(0)
-        self._orphans = set(range(self.problem.n_shards))
-        key = np.asarray(jax.random.key_data(self.key))
-        self._hand_out(lambda shards: ("begin_with", shards, key, _rows(local, shards)))
+        self._key_data = np.asarray(jax.random.key_data(self.key))
+        self.crew.begin(self.problem)
+        self._hand_out(local)
 
     # ------------------------------------------------------------------------------------ what workers are told
 
@@ -210,20 +193,34 @@ class Dask(Remote):
         content = _pickled(thing)
         number = zlib.crc32(content)
         told = jax.tree.map(np.asarray, told)
-        known = self._known.setdefault(address, {})
+        known = self.crew.members[address].known
         before = known.get(number)
         known[number] = told
         if before is None:
             return Brief(number, content, told)
         return Brief(number, None, jax.tree.map(lambda old, new: AS_BEFORE if _same(old, new) else new, before, told))
 
-    def _visit_call(self, address: str, visitor: Visitor, told: Any, shards: list[int]) -> tuple[Any, ...]:
-        return VISIT, self._brief(address, visitor, told), shards, self.boundary.halos(shards)
+    def _moment(self) -> Moment:
+        """Return a new one: what was made before is read, what is made is newer."""
+        self._time += 1
+        return Moment(self._time, self._time + 1)
 
-    def _take_in(self, part: PyTree, rows: PyTree) -> None:
-        """Take the rows that others read from what a visit gave; the sum is for the caller."""
-        self.traffic.received += len(pickle.dumps((part, rows), protocol=5))
-        self.boundary.publish(rows)
+    def _moment_for(self, address: str, moment: Moment) -> Moment:
+        return moment._replace(peers=self.crew.peers(address))
+
+    def _visit_call(self, address: str, visitor: Any, told: Any, shards: list[int], moment: Moment) -> tuple[Any, ...]:
+        arguments = self._brief(address, visitor, told), shards, self._moment_for(address, moment)
+        self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
+        return "visit_shards", *arguments
+
+    def _taken_in(self, answer: Any, visits: int) -> PyTree:
+        """Return the sum that came back, and count what it took."""
+        part, moved = answer
+        self.traffic.visits += visits
+        self.traffic.received += len(pickle.dumps(answer, protocol=5))
+        self.traffic.halo_between += moved.between
+        self.traffic.halo_within += moved.within
+        return part
 
     # ------------------------------------------------------------------------------------ asking the workers
 
@@ -235,8 +232,8 @@ class Dask(Remote):
         begun = 0
         while waiting or flying:
             busy = {address for address, _ in flying.values()}
-            for address, own in self._owned.items():
-                turn = next((b for b in waiting if b in own), None)
+            for address, member in list(self.crew.members.items()):
+                turn = next((b for b in waiting if b in member.shards), None)
                 if address not in busy and turn is not None:
                     waiting.remove(turn)
                     if begun % batches.shape[1] == 0:  # a step of the solver's own count
@@ -245,10 +242,11 @@ class Dask(Remote):
                     begun += 1
                     said[address] = solver.tell(state.server)
                     self._lam = np.asarray(state.lam)
-                    self.traffic.visits += 1
-                    flying |= self._submit({address: self._visit_call(address, Step(solver), said[address], [turn])})
-            for address, (message, rows) in self._arrivals(flying, self.timeout).items():
-                self._take_in(message, rows)
+                    now = self._moment()._replace(as_of=LATEST)
+                    call = self._visit_call(address, Step(solver), said[address], [turn], now)
+                    flying |= self.crew.submit({address: call})
+            for address, answer in self.crew.arrivals(flying).items():
+                message = self._taken_in(answer, 1)
                 server = updated(self.problem, solver, state.server, message, 1, said[address])
                 state = state._replace(server=server)
             self._recover(self._lam)
@@ -256,197 +254,79 @@ class Dask(Remote):
                 state = self.tidied(state, solver)
         return self.tidied(state, solver)
 
-    def _total(self, call: Callable[[str, list[int]], tuple[Any, ...]]) -> PyTree:
+    def _total(self, call: Call) -> PyTree:
         """Return the sum of the workers' answers, in an order that does not depend on who is fast."""
         answers = self._everywhere(call)
         return total(answers[address] for address in sorted(answers))
 
-    def _everywhere(self, call: Callable[[str, list[int]], tuple[Any, ...]]) -> dict[str, Any]:
+    def _everywhere(self, call: Call) -> dict[str, Any]:
         """Return answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
         while True:
-            answers = self._ask({address: call(address, own) for address, own in self._owned.items()})
-            if not self._orphans:
+            calls = {address: call(address, member.shards) for address, member in self.crew.members.items()}
+            answers = self.crew.ask(calls)
+            if not self.crew.orphans and set(answers) == set(calls):
                 return answers
             self._recover(self._lam)
 
-    def _ask(self, calls: Calls, patience: float = 1) -> dict[str, Any]:
-        """What the workers answered; the shards of those that did not are orphans."""
-        flying = self._submit(calls)
-        answers: dict[str, Any] = {}
-        while flying:
-            answers |= self._arrivals(flying, patience * self.timeout)
-        return answers
-
-    def _submit(self, calls: Calls) -> Flying:
-        """Ask, directly from here to the worker: a scheduled task would take several times as long to arrive."""
-        flying: Flying = {}
-        for address, (method, *arguments) in calls.items():
-            actor = self._actor(address)
-            if actor is None:
-                continue
-            try:
-                flying[actor.ask(method, _wide(), *arguments)] = address, time.monotonic()
-            except RuntimeError:  # known to be lost before it was asked
-                self._lose(address, "is gone")
-            if method == VISIT:
-                self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
-        return flying
-
-    def _arrivals(self, flying: Flying, timeout: float) -> dict[str, Any]:
-        """Wait until at least one worker answered or is lost; take all that are done out of ``flying``."""
-        answers: dict[str, Any] = {}
-        orphans = len(self._orphans)
-        while flying and not answers and len(self._orphans) == orphans:
-            self._look_after(flying, timeout)
-            for future in [future for future in flying if future.done()]:
-                address, _ = flying.pop(future)
-                try:
-                    answers[address] = future.result()
-                except Exception:  # on the way; an error in the work itself comes as a Failure
-                    self._lose(address, "is gone")
-            if not answers:
-                time.sleep(PAUSE)
-        for answer in answers.values():
-            if isinstance(answer, Failure):
-                raise answer.error
-        return answers
-
-    def _look_after(self, flying: Flying, timeout: float) -> None:
-        """Now and then: lose the workers that are gone, or late."""
-        if time.monotonic() - self._looked < POLL:
-            return
-        living, self._looked = self.client.nthreads(), time.monotonic()
-        for future, (address, since) in list(flying.items()):
-            late = self._looked - since > timeout
-            if not future.done() and (address not in living or late):
-                del flying[future]
-                self._lose(address, f"did not answer within {timeout:g} s" if late else "is gone")
-
-    def _actor(self, address: str) -> Any:
-        """A worker's host; None if the worker is lost before it has one."""
-        from distributed import KilledWorker
-        from distributed.comm import CommClosedError
-
-        began = time.monotonic()
-        while address in self._hosts and address not in self._actors:
-            try:
-                self._actors[address] = self._hosts[address].result(timeout=POLL)
-            except TimeoutError:
-                late = time.monotonic() - began > OPENING * self.timeout
-                if late or address not in self.client.nthreads():
-                    self._lose(address, "did not start" if late else "is gone")
-            except (KilledWorker, CancelledError, CommClosedError, UnboundLocalError):
-                # the last is distributed's own, where a worker goes while its answer is waited for
-                self._lose(address, "is gone")
-        return self._actors.get(address)
-
-    # ------------------------------------------------------------------------------------ workers that come and go
-
-    def _workers(self) -> list[str]:
-        """Those that can be given work, the least loaded first."""
-        living = [address for address in self.client.nthreads() if address not in self._silent]
-        return sorted(living, key=lambda address: (len(self._owned.get(address, ())), address))
-
     def _shares(self, shards: Any) -> dict[str, list[int]]:
-        """Neighbouring shards to the same worker, as many to each as makes all equal."""
-        began = time.monotonic()
-        while not (workers := self._workers()):
-            if time.monotonic() - began > self._patience:
-                msg = "no worker is left; start workers, and go on from the checkpoint with start=<its path>."
-                raise NoShards(msg)
-            time.sleep(POLL)
-        shards = sorted(shards)
-        total = len(shards) + sum(len(self._owned.get(address, ())) for address in workers)
-        shares, begin_at = {}, 0
-        for number, address in enumerate(workers):
-            fair = (total * (number + 1)) // len(workers) - (total * number) // len(workers)
-            size = max(0, fair - len(self._owned.get(address, ())))
-            size = len(shards) - begin_at if number == len(workers) - 1 else min(size, len(shards) - begin_at)
-            if size:
-                shares[address] = shards[begin_at : begin_at + size]
-            begin_at += size
-        return shares
+        """Return who has which of some shards."""
+        wanted = set(shards)
+        found = {a: [b for b in member.shards if b in wanted] for a, member in self.crew.members.items()}
+        return {address: own for address, own in found.items() if own}
 
-    def _engage(self, address: str) -> None:
-        """Begin a worker's part: an empty host."""
-        if address in self._hosts:
-            return
-        self._owned.setdefault(address, [])
-        model = _as_numpy(self.problem.model)
-        path = str(self.problem.store.path.absolute())  # type: ignore[union-attr]
-        self._hosts[address] = self.client.submit(
-            make_host, path, model, _wide(), workers=[address], actor=True, pure=False
-        )
+    # ------------------------------------------------------------------------------------ shards that change hands
 
-    def _lose(self, address: str, why: str) -> None:
-        if address not in self._owned:
-            return
-        shards = self._owned.pop(address)
-        self._orphans |= set(shards)
-        self.client.cancel([self._hosts.pop(address)], force=True)
-        self._actors.pop(address, None)
-        self._known.pop(address, None)
-        if address in self.client.nthreads():  # silent, not gone: it may wake up
-            self._silent[address] = self.client.submit(awake, workers=[address], pure=False)
-        self.tell(f"worker {address} {why}: {len(shards)} shards rebuilt from the store")
+    def _hand_out(self, local: PyTree = None) -> None:
+        """Let workers begin with the orphans; if some are lost with theirs, let others, until all are taken."""
+        while self.crew.orphans:
+            stamp = self._moment().stamp
+            given = self.crew.place()
+            calls = {a: ("begin_with", own, self._key_data, _rows(local, own), stamp) for a, own in given.items()}
+            self.crew.ask(calls, patience=OPENING)
 
     def _recover(self, lam: Any) -> None:
-        """Find the orphans new workers, who rebuild them."""
-        if self._orphans:
-            lam, key, solver = np.asarray(lam), np.asarray(jax.random.key_data(self.key)), self._solver
+        """Find the orphans new workers, who rebuild them: local variables that fit ``lam``, and what is recalled."""
+        rebuilt: set[int] = set()
+        while self.crew.orphans:
             self._rebuilt = True
-            self._hand_out(lambda shards: ("adopt", shards, key, lam, self.boundary.halos(shards), solver))
-
-    def _hand_out(self, call: Any) -> None:
-        """Ask workers to take the orphans; if some are lost with theirs, ask others, until all are taken."""
-        while self._orphans:
-            shares = self._shares(self._orphans)
-            for address, shards in shares.items():
-                self._engage(address)
-                self._owned[address] = self._owned[address] + shards
-            self._orphans = set()
-            for rows in self._ask({a: call(shards) for a, shards in shares.items()}, patience=OPENING).values():
-                self.boundary.publish(rows)
+            rebuilt |= self.crew.orphans
+            self._hand_out()
+            if self._solver is not None:
+                passes = PASSES if self.problem.halo_rows else 1  # rows of lost shards are those of the start at first
+                for visitor in (*passes * [settle], Recall(self._solver)):
+                    if not self.crew.orphans:
+                        self._visit_some(visitor, np.asarray(lam), rebuilt)
 
     def _share_with_newcomers(self, lam: Any) -> None:
         """Move shards, with all that is theirs, from worker to worker until new ones have their part."""
-        self._silent = {address: woken for address, woken in self._silent.items() if not woken.done()}
-        for new in [address for address in self._workers() if address not in self._owned]:
-            fair = self.problem.n_shards // (len(self._owned) + 1)
+        for new in self.crew.newcomers():
+            fair = self.problem.n_shards // (len(self.crew.members) + 1)
             if fair == 0:
                 return
-            self._engage(new)
-            while len(self._owned.get(new, range(fair))) < fair:
-                giver = max(self._owned, key=lambda address: len(self._owned[address]))
-                size = min(fair - len(self._owned[new]), max(1, len(self._owned[giver]) - fair))
-                self._move(giver, new, self._owned[giver][-size:])
+            mine = self.crew.engage(new)
+            while self.crew.members.get(new) is mine and len(mine.shards) < fair:
+                giver = max(self.crew.members, key=lambda address: len(self.crew.members[address].shards))
+                theirs = self.crew.members[giver].shards
+                size = min(fair - len(mine.shards), max(1, len(theirs) - fair))
+                self._move(giver, new, theirs[-size:])
                 self._recover(lam)
-            self.tell(f"worker {new} joined: {len(self._owned.get(new, ()))} shards moved to it")
+            self.tell(f"worker {new} joined: {len(mine.shards)} shards moved to it")
 
     def _move(self, giver: str, taker: str, shards: list[int]) -> None:
-        parcel = self._ask({giver: ("release", shards)}).get(giver)
+        parcel = self.crew.ask({giver: ("release", shards)}).get(giver)
         if parcel is not None:
-            self._owned[giver] = [b for b in self._owned[giver] if b not in shards]
-            self._owned[taker] = self._owned[taker] + shards
-            self._ask({taker: ("accept", shards, parcel)})
+            self.crew.move(giver, taker, shards)
+            self.crew.ask({taker: ("accept", shards, parcel, self._moment().stamp)})
 
 
 def _pickled(thing: Any) -> bytes:
     import cloudpickle  # comes with distributed; also for what is defined in a user's script
 
-    return cloudpickle.dumps(_as_numpy(thing))
-
-
-def _as_numpy(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+    return cloudpickle.dumps(as_numpy(thing))
 
 
 def _same(old: np.ndarray, new: np.ndarray) -> bool:
     return old.dtype == new.dtype and np.array_equal(old, new)
-
-
-def _wide() -> bool:
-    return jnp.result_type(float) == np.float64
 
 
 def _rows(local: PyTree, shards: list[int]) -> Any:

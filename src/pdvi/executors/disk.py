@@ -13,6 +13,7 @@ import numpy as np
 
 from pdvi._base.types import PyTree
 from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.executors.halo import Boundary
 from pdvi.executors.host import Host, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
@@ -96,6 +97,7 @@ class Disk(Remote):
         store = self.problem.store
         assert store is not None
         self._folder = store.path.parent if self.scratch is None else Path(self.scratch)
+        self.boundary = Boundary(self.problem)
         self._locals = Scratch(template, store.n_shards, self._folder)
         self._host = Host(self.problem, range(store.n_shards), self._locals, keep=self._room(template))
         self.boundary.publish(self._host.begin(self.key, None if local is None else _Rows(local)))

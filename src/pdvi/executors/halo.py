@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,14 +19,44 @@ class Exports:
 
     def __init__(self, halo: np.ndarray, n_rows: int):
         n_shards = len(halo)
-        self.n_rows = n_rows
+        self.halo, self.n_rows = halo, n_rows
         self.slots = np.unique(halo)
-        self.position = np.searchsorted(self.slots, halo)
         self.first = np.searchsorted(self.slots, np.arange(n_shards + 1) * n_rows)
 
     def rows(self, b: int) -> np.ndarray:
         """Return the rows of shard ``b`` that others read."""
         return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
+
+
+class Seam(NamedTuple):
+    """What one shard reads: each row once, those of one source together.
+
+    ``sources`` has for each of them where its rows go, and which of those that it exports they are; ``order`` makes a
+    halo of them.
+    """
+
+    size: int
+    sources: dict[int, tuple[slice, np.ndarray]]
+    order: np.ndarray
+
+
+class Seams:
+    """Which rows every shard reads of which others."""
+
+    def __init__(self, exports: Exports):
+        self.exports = exports
+        self._found: dict[int, Seam] = {}
+
+    def __getitem__(self, b: int) -> Seam:
+        if b not in self._found:
+            slots, order = np.unique(self.exports.halo[b], return_inverse=True)
+            shards, begins = np.unique(slots // self.exports.n_rows, return_index=True)
+            sources = {}
+            for c, begin, end in zip(shards.tolist(), begins, [*begins[1:], len(slots)]):
+                offered = self.exports.slots[self.exports.first[c] : self.exports.first[c + 1]]
+                sources[c] = slice(begin, end), np.searchsorted(offered, slots[begin:end])
+            self._found[b] = Seam(len(slots), sources, order)
+        return self._found[b]
 
 
 class Boundary:
@@ -35,6 +66,7 @@ class Boundary:
         self.exports = exports_of(problem)
         if self.exports is not None:
             size = len(self.exports.slots)
+            self.position = np.searchsorted(self.exports.slots, self.exports.halo)
             self.values = jax.tree.map(
                 lambda leaf: np.empty((size, *leaf.shape[1:]), leaf.dtype), problem.local_shape()
             )
@@ -50,12 +82,11 @@ class Boundary:
         """Return the rows that some shards read."""
         if self.exports is None:
             return dict.fromkeys(shards)
-        position = self.exports.position
-        return {b: jax.tree.map(lambda leaf, b=b: leaf[position[b]], self.values) for b in map(int, shards)}
+        return {b: jax.tree.map(lambda leaf, b=b: leaf[self.position[b]], self.values) for b in map(int, shards)}
 
 
 def exports_of(problem: Problem) -> Exports | None:
-    """Return the rows that shards read of each other; None if they do not touch."""
+    """Return the rows that others read of each shard; None if shards do not touch."""
     assert problem.store is not None
     halo = problem.store.halo
     return None if halo is None else Exports(halo, jax.tree.leaves(problem.local_shape())[0].shape[0])

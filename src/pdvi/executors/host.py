@@ -50,7 +50,7 @@ class Host:
         rows = {}
         for b, shard in self._each(shards):
             self.local[b] = _init(self.problem, key, jnp.asarray(b), shard) if locals_ is None else locals_[b]
-            rows[b] = self._exported(b, self.local[b])
+            rows[b] = self.exported(b, self.local[b])
         return rows
 
     def equip(self, solver: Solver, server: Any, owns: Kept | None = None) -> None:
@@ -68,7 +68,7 @@ class Host:
             local, own, message = _visit(self.problem, visitor, told, local, halos[b], own, shard)
             self.local[b], self.own[b] = local, own
             messages.append(jax.tree.map(np.asarray, message))
-            rows[b] = self._exported(b, local)
+            rows[b] = self.exported(b, local)
         return add_up(messages), rows
 
     def look(self, reader: Any, told: Any, shards: Iterable[int], halos: Halos) -> PyTree:
@@ -97,7 +97,8 @@ class Host:
             self.data.expect(wanted)
         return ((b, self.data[b]) for b in wanted)
 
-    def _exported(self, b: int, local: PyTree) -> PyTree:
+    def exported(self, b: int, local: PyTree) -> PyTree:
+        """Return the rows of a shard that others read."""
         if self.exports is None:
             return None
         rows = self.exports.rows(b)

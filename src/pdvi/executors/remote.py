@@ -16,14 +16,12 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.solver import State
-from pdvi.executors.halo import Boundary
 
 
 class Remote(Executor):
     """An executor for problems from a store."""
 
     key: Array
-    boundary: Boundary
 
     def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
         """Return the model's own start of the globals, and a state without anything that is a shard's."""
@@ -37,7 +35,6 @@ class Remote(Executor):
         if local is not None:
             _check_local(local, template, problem.n_shards)
         self.problem, self.key = problem, key
-        self.boundary = Boundary(problem)
         self._open(template, local)
         return problem.init_global(key), State(None, None, None)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +12,10 @@ import numpy as np
 
 from pdvi._base.types import PyTree
 from pdvi.core.problem import Problem
+from pdvi.executors.exchange import Exchange, Moment, Moved, Offer, Unreachable, Wanted
+from pdvi.executors.halo import Seams
 from pdvi.executors.host import Host
 from pdvi.shards.store import Store
-from pdvi.solvers.local_variables import Recall, settle
 
 AS_BEFORE = "="  # in place of what has not changed
 
@@ -28,24 +31,40 @@ class Brief(NamedTuple):
     told: PyTree
 
 
-class WorkerHost(Host):
-    """A host that is told which shards are its own, and keeps everything in its memory."""
+class Failure(NamedTuple):
+    """An error in the work, which is not one of the worker."""
 
-    def __init__(self, problem: Problem):
+    error: Exception
+
+
+def answering(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that works in its client's precision, and returns why if there is no answer."""
+
+    @functools.wraps(method)
+    def answered(self: WorkerHost, *arguments: Any) -> Any:
+        try:
+            with jax.enable_x64(self.wide):
+                return method(self, *arguments)
+        except Exception as error:
+            return error if isinstance(error, Unreachable) else Failure(error)
+
+    return answered
+
+
+class WorkerHost(Host):
+    """A host that is told which shards are its own, and keeps everything in its memory.
+
+    The names of its methods are what a dashboard shows of the work.
+    """
+
+    def __init__(self, problem: Problem, wide: bool, patience: float):
         super().__init__(problem, [], {})
+        self.wide = wide
         self.local: dict[int, PyTree] = {}
         self.own: dict[int, PyTree] = {}
-        self._solver: Any = None
+        self.exchange = Exchange(None if self.exports is None else Seams(self.exports), patience)
         self._things: dict[int, Any] = {}
         self._told: dict[int, list[Any]] = {}
-
-    def ask(self, method: str, wide: bool, *arguments: Any) -> Any:
-        """Return the answer of a method, or why there is none."""
-        try:
-            with jax.enable_x64(wide):
-                return getattr(self, method)(*arguments)
-        except Exception as error:
-            return Failure(error)
 
     def _understood(self, brief: Brief) -> tuple[Any, Any]:
         if brief.thing is not None:
@@ -56,74 +75,81 @@ class WorkerHost(Host):
         self._told[brief.number] = known
         return self._things[brief.number], jax.tree.unflatten(structure, known)
 
-    def begin_with(self, shards: list[int], key: Any, locals_: Any) -> Any:
+    # ------------------------------------------------------------------------------------ what other workers ask
+
+    async def offered(self, wanted: Wanted, as_of: float) -> Offer:
+        """Return the rows that another worker's shards read: by the event loop, also while shards are worked on."""
+        return self.exchange.offered(wanted, as_of)
+
+    async def awake(self) -> bool:
+        """Return what a worker that can answer answers."""
+        return True
+
+    # ------------------------------------------------------------------------------------ what the client asks
+
+    @answering
+    def begin_with(self, shards: list[int], key: Any, locals_: Any, stamp: int) -> None:
         """Begin with these shards, besides those it has."""
         self._take(shards)
-        return self.begin(jax.random.wrap_key_data(key), locals_, shards)
+        self.exchange.publish(self.begin(jax.random.wrap_key_data(key), locals_, shards), stamp)
 
-    def begin_again(self, shards: list[int], key: Any) -> Any:
+    @answering
+    def begin_again(self, shards: list[int], key: Any, stamp: int) -> None:
         """Set local variables as at the start, with these shards and no others: a move may have been cut short."""
+        self.exchange.withdraw(set(self.shards) - set(shards))
         self.shards = list(shards)
-        return self.begin(jax.random.wrap_key_data(key), None, shards)
+        self.exchange.publish(self.begin(jax.random.wrap_key_data(key), None, shards), stamp)
 
+    @answering
     def equip_for(self, brief: Brief) -> None:
         """Keep for every shard what a solver keeps at first."""
-        self._solver, server = self._understood(brief)
-        self.equip(self._solver, server)
+        self.equip(*self._understood(brief))
 
-    def visit_as(self, brief: Brief, shards: list[int], halos: Any) -> Any:
-        """Visit these shards."""
-        return self.visit(*self._understood(brief), shards, halos)
+    @answering
+    def visit_shards(self, brief: Brief, shards: list[int], moment: Moment) -> tuple[PyTree, Moved]:
+        """Visit these shards: the sum of their messages, and the bytes of halo rows that had to move."""
+        visitor, told = self._understood(brief)
+        halos, moved = self.exchange.halos(shards, moment)
+        message, rows = self.visit(visitor, told, shards, halos)
+        self.exchange.publish(rows, moment.stamp)
+        return message, moved
 
-    def look_as(self, brief: Brief, shards: list[int], halos: Any) -> Any:
+    @answering
+    def look_at_shards(self, brief: Brief, shards: list[int], moment: Moment) -> PyTree:
         """Look at these shards."""
-        return self.look(*self._understood(brief), shards, halos)
+        reader, told = self._understood(brief)
+        return self.look(reader, told, shards, self.exchange.halos(shards, moment)[0])
 
-    def fold_as(self, brief: Brief) -> Any:
+    @answering
+    def fold_shards(self, brief: Brief) -> PyTree:
         """Fold what is kept."""
         return self.fold(*self._understood(brief))
 
-    def adopt(self, shards: list[int], key: Any, lam: Any, halos: Any, solver: bytes | None) -> Any:
-        """Take over shards whose worker was lost: local variables that fit ``lam``, and what is kept for them."""
-        self._take(shards)
-        rows = self.begin(jax.random.wrap_key_data(key), None, shards)
-        if solver is None:
-            return rows
-        self._solver = pickle.loads(solver)
-        self.visit(settle, lam, shards, halos)
-        return self.visit(Recall(self._solver), lam, shards, halos)[1]
-
+    @answering
     def release(self, shards: list[int]) -> Any:
         """Give shards away, with all that is theirs."""
         self.shards = [b for b in self.shards if b not in shards]
+        self.exchange.withdraw(shards)
         return {b: jax.tree.map(np.asarray, (self.local.pop(b), self.own.pop(b))) for b in shards}
 
-    def accept(self, shards: list[int], parcel: Any) -> None:
+    @answering
+    def accept(self, shards: list[int], parcel: Any, stamp: int) -> None:
         """Take what another worker gave away."""
         self._take(shards)
         for b in shards:
             self.local[b], self.own[b] = parcel[b]
+        self.exchange.publish({b: self.exported(b, self.local[b]) for b in shards}, stamp)
 
-    def _take(self, shards: list[int]) -> None:
-        self.shards = self.shards + [b for b in shards if b not in self.shards]
-
+    @answering
     def local_of(self, b: int) -> tuple[int, PyTree]:
         """Return the local variables of one shard."""
         return b, jax.tree.map(np.asarray, self.local[b])
 
-
-class Failure(NamedTuple):
-    """An error in the work, which is not one of the worker."""
-
-    error: Exception
+    def _take(self, shards: list[int]) -> None:
+        self.shards = self.shards + [b for b in shards if b not in self.shards]
 
 
-def make_host(path: str, model: Any, wide: bool) -> WorkerHost:
+def make_host(path: str, model: Any, wide: bool, patience: float) -> WorkerHost:
     """Return a host without shards yet. ``wide``: in double precision, as its client."""
     with jax.enable_x64(wide):
-        return WorkerHost(Problem(model, Store(path, verify=False)))
-
-
-def awake() -> bool:
-    """Return what a worker that can answer answers."""
-    return True
+        return WorkerHost(Problem(model, Store(path, verify=False)), wide, patience)

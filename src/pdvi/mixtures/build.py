@@ -86,13 +86,17 @@ def mixture_shards(
 
 
 def padded_halo(halos: list[np.ndarray], bucketed: bool = False) -> np.ndarray | None:
-    """Return the halos of all shards as one array, the shorter ones filled up; None if there is no halo row."""
+    """Return the halos of all shards as one array, the shorter ones filled up with a row that they read anyway.
+
+    None if there is no halo row.
+    """
     longest = max(map(len, halos))
     longest = bucket(longest) if bucketed and longest else longest
     if longest == 0:
         return None
     padded = np.zeros((len(halos), longest), np.int32)
     for line, halo in zip(padded, halos):
+        line[:] = halo[0] if len(halo) else 0
         line[: len(halo)] = halo
     return padded
 
