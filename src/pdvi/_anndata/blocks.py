@@ -25,7 +25,7 @@ class Part(NamedTuple):
     def read(self, begin: int, end: int) -> Any:
         """Return some rows in single precision, sparse or dense as they are."""
         rows = self.matrix[begin:end]
-        rows = rows.compute() if is_lazy(self.matrix) else rows
+        rows = rows.compute(scheduler="threads") if is_lazy(self.matrix) else rows  # here, not on a cluster
         rows = sp.csr_array(rows, dtype=np.float32) if is_sparse(rows) else np.asarray(rows, np.float32)
         rows = rows if self.columns is None else rows[:, self.columns]
         if not np.isfinite(np.asarray(rows.data if sp.issparse(rows) else rows)).all():

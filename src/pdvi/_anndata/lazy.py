@@ -197,7 +197,8 @@ def _group(path: Path, mode: Literal["r", "r+", "w"] = "r") -> Any:
     if path.is_dir():
         import zarr
 
-        return zarr.open_group(_table(path), mode=mode)
+        # what is consolidated cannot be changed; it is again at the end
+        return zarr.open_group(_table(path), mode=mode, use_consolidated=False if mode == "r+" else None)
     import h5py
 
     return h5py.File(path, mode)

@@ -40,6 +40,14 @@ class Draft:
         """Return an array in a file, to be filled."""
         return np.lib.format.open_memmap(self._new(name), "w+", dtype, shape)
 
+    @contextmanager
+    def written(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+        """Give a file that takes the numbers of an array from first to last; mapped, they would count as memory."""
+        with open(self._new(name), "wb") as file:
+            about = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, about)
+            yield file
+
     def _new(self, name: str) -> Path:
         self.files[name] = self._folder / f"{self._stage}.{name}.npy"
         return self.files[name]
@@ -69,6 +77,10 @@ class Stages:
             self._stages[stage] = {name: _signature(file) for name, file in draft.files.items()}
             self._checked.add(stage)
             self._note()
+        return self.load(stage)
+
+    def load(self, stage: str) -> Made:
+        """Return the arrays of a stage that is there, memory-mapped; nothing of them is in memory yet."""
         return {name: np.load(self._file(stage, name), mmap_mode="r") for name in self._stages[stage]}
 
     def has(self, stage: str) -> bool:

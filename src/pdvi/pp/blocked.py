@@ -97,19 +97,19 @@ def write_expression(draft: Draft, blocks: Blocks, samples: np.ndarray, chosen: 
     """Write log expression of the chosen genes, sparse, and the scale of every gene."""
     genes, factors = np.asarray(chosen["genes"]), np.asarray(chosen["factors"])
     size, sums = int(chosen["size"]), Sums(samples, len(genes))
-    data, indices = draft.array("data", np.float32, (size,)), draft.array("indices", np.int32, (size,))
-    indptr, at = np.zeros(blocks.n_rows + 1, np.int64), 0
-    for rows, block in _sparse(blocks):
-        X = block if len(genes) == block.shape[1] else sp.csr_array(block[:, genes])
-        values = X.data
-        if len(factors):
-            values = np.log1p(values * np.repeat(factors[rows], np.diff(X.indptr)))
-        sums.add("sum", rows, X, values)
-        sums.add("square", rows, X, values.astype(float) ** 2)
-        end = at + len(values)
-        data[at:end], indices[at:end] = values, X.indices
-        indptr[rows.start + 1 : rows.stop + 1] = at + X.indptr[1:]
-        at = end
+    indptr = np.zeros(blocks.n_rows + 1, np.int64)
+    with (
+        draft.written("data", np.float32, (size,)) as data,
+        draft.written("indices", np.int32, (size,)) as indices,
+    ):
+        for rows, block in _sparse(blocks):
+            X = block if len(genes) == block.shape[1] else sp.csr_array(block[:, genes])
+            values = np.log1p(X.data * np.repeat(factors[rows], np.diff(X.indptr))) if len(factors) else X.data
+            sums.add("sum", rows, X, values)
+            sums.add("square", rows, X, values.astype(float) ** 2)
+            values.astype(np.float32).tofile(data)
+            X.indices.astype(np.int32).tofile(indices)
+            indptr[rows.start + 1 : rows.stop + 1] = indptr[rows.start] + X.indptr[1:]
     draft["indptr"] = indptr
     draft["scale"] = scale_of_genes(sums.mean("sum"), sums.mean("square"), sums.sizes / sums.sizes.sum())
 
@@ -217,7 +217,10 @@ def _project(out: np.ndarray, X: Scaled, samples: np.ndarray, mean: np.ndarray, 
 
 
 def _sparse(blocks: Blocks) -> Iterator[tuple[slice, sp.csr_array]]:
-    return ((rows, block if is_sparse(block) else sp.csr_array(block)) for rows, block in blocks)
+    for rows, block in blocks:
+        block = block if is_sparse(block) else sp.csr_array(block)
+        block.eliminate_zeros()
+        yield rows, block
 
 
 def _piece(array: Any, begin: int, end: int) -> np.ndarray:

@@ -102,7 +102,7 @@ class LargeTissue:
         found = leading_components(stages, X, _matrix(agreeing, n), samples, COMPONENTS, self.seed)
         components = found["components"]
         averages = {count: _averages(stages, near, count, components) for count in counts}
-        edges = stages("graph", lambda draft: _graph(draft, near, averages[WEIGHED_NEIGHBORS]))
+        stages("graph", lambda draft: _graph(draft, near, averages[WEIGHED_NEIGHBORS]))
         made = {
             "params": {
                 "n_components": components.shape[1],
@@ -119,7 +119,13 @@ class LargeTissue:
             "target": float(chosen["target"]),
             **{name: np.array(found[name]) for name in ("mean", "loadings", "values")},
         }
-        return Prepared(components, averages, _matrix(edges, n), made)
+        # opened anew: what has been read of those above counts as memory as long as they are there
+        return Prepared(
+            stages.load("components")["components"],
+            {count: stages.load(f"averages-{count}")["mean"] for count in self.counts},
+            _matrix(stages.load("graph"), n),
+            made,
+        )
 
     def _signature(self, task: Task) -> str:
         """Return a text that names this piece of work: other data, or another task, has another one."""
