@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 from pdvi._anndata.keys import SPATIAL
@@ -84,7 +85,7 @@ def samples_of(adata: AnnData, key: str | None) -> np.ndarray:
     if key is None:
         return np.zeros(check_adata(adata).n_obs, int)
     key_in(check_adata(adata).obs, key, "adata.obs", "give the column that tells samples apart")
-    column = adata.obs[key]
+    column = pd.Series(adata.obs[key].to_numpy())  # a lazy frame has other columns than pandas
     if column.isna().any():
         msg = f"adata.obs[{key!r}] must name a sample for every spot; {int(column.isna().sum())} are missing."
         raise ValueError(msg)

@@ -46,7 +46,7 @@ def read_slide(path: str | os.PathLike, *, spatial_key: str = SPATIAL) -> AnnDat
             msg = f"{str(path)!r} is not an h5ad file, or it is damaged or truncated ({reason}); write it again."
             raise ValueError(msg) from error
     try:
-        _check_slide(adata, spatial_key)
+        check_slide(adata, spatial_key)
     except ValueError as error:
         msg = f"{str(path)!r}: {error}"
         raise ValueError(msg) from error
@@ -71,7 +71,8 @@ def _reader(path: Path, spatial_key: str) -> Callable[[], AnnData] | None:
     return None
 
 
-def _check_slide(adata: AnnData, spatial_key: str) -> None:
+def check_slide(adata: AnnData, spatial_key: str) -> None:
+    """Refuse a slide without spots or coordinates, or whose genes have the same name."""
     if adata.n_obs < 2:
         msg = f"a slide must have at least 2 spots, got {adata.n_obs}."
         raise ValueError(msg)

@@ -16,10 +16,11 @@ from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
-from pdvi.mixtures.build import Coupling, coupled, mixture_shards, padded_halo, potts_model
+from pdvi.mixtures.build import coupled, potts_model
 from pdvi.mixtures.checks import check_coordinates, check_coupling
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
-from pdvi.shards.partition import Layout, along_space, layout, median_cuts
+from pdvi.mixtures.stored import write_shards
+from pdvi.shards.partition import along_space, layout, median_cuts
 from pdvi.shards.store import StoreWriter
 
 if TYPE_CHECKING:
@@ -89,22 +90,10 @@ def write_store(
         where = layout(median_cuts(spatial, -(-len(spatial) // shard_size)), along_space(spatial))
         settings = empirical_bayes(X, n_domains, seed=seed) if settings is None else settings
         coupling = coupled(graph, where, beta=beta, damping=damping)
-        halo = _write_shards(writer, X, where, coupling)
+        halo = write_shards(writer, X, where, coupling)
         shutil.rmtree(scratch, ignore_errors=True)
         model = potts_model(settings, len(X), damping=coupling.damping)
         writer.finish(halo=halo, rows=where.rows, model=described(model))
-
-
-def _write_shards(writer: StoreWriter, X: np.ndarray, where: Layout, coupling: Coupling) -> np.ndarray | None:
-    halos = []
-    for arrays, halo in mixture_shards(X, where, coupling):
-        writer.add({name: _single(np.asarray(values)) for name, values in arrays.items()})
-        halos.append(halo)
-    return padded_halo(halos)
-
-
-def _single(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32) if values.dtype.kind == "f" else values
 
 
 def _write_problem(path: str | os.PathLike, problem: Problem, overwrite: bool) -> None:

@@ -86,10 +86,21 @@ def demo(
     print(f"Written to {out}: {', '.join(FILES)}")
 
 
+OUTPUT = "Where to write the slide with its domains (h5ad, zarr); of several slides a folder."
+
+
+class Place(StrEnum):
+    """Where large slides are fitted."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    DASK = "dask"
+
+
 @app.command()
 def domains(
-    slide: Annotated[Path, typer.Argument(help=f"{SLIDE}, with counts.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the slide with its domains.")],
+    slides: Annotated[list[Path], typer.Argument(help=f"{SLIDE}, with counts; several are samples of one analysis.")],
+    output: Annotated[Path, typer.Option("--output", "--out", "-o", help=OUTPUT)],
     n_domains: Annotated[int, typer.Option(help="How many domains.", min=2)],
     plot: Annotated[Path | None, typer.Option(help="Where to draw a map (png, pdf, svg, ...).")] = None,
     report: Annotated[Path | None, typer.Option(help="Where to write an HTML report to explore.")] = None,
@@ -99,35 +110,52 @@ def domains(
     key_added: Annotated[str, typer.Option(help="The column of obs that gets the domains.")] = "domain",
     beta: Annotated[float, typer.Option(help="Strength of the coupling between neighbours.", min=0)] = 1.0,
     views: Annotated[int | None, typer.Option(help="How many views; by default as many as time allows.", min=1)] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Memory to stay within, such as 8GB.")] = None,
+    executor: Annotated[Place | None, typer.Option(help="Where large slides are fitted.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.")] = None,
     seed: Seed = 0,
     verbose: Verbose = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Find the spatial domains of a slide."""
+    """Find the spatial domains of a slide.
+
+    A slide that would not fit into memory (or --memory-limit) is read in blocks. What is made on the way lies beside
+    the output, in a folder that is removed at the end: a command that was interrupted goes on where it was.
+    """
     with _working(quiet or as_json) as say:
         from pdvi import pl, tl
         from pdvi import report as reports
+        from pdvi._anndata import lazy
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
+        from pdvi.cli.large import LargeSlides
         from pdvi.pl import figures
 
-        paths.check_writable(output)
+        where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
+        large = LargeSlides.of(slides, output, layer, memory_limit, executor, scheduler)
+        if large is None:
+            lazy.check_output(output)
         if plot is not None:
             figures.check_figure(plot)
         if report is not None:
             paths.check_writable(report)
-        say(f"reading {slide}")
-        adata = files.read_slide(slide, spatial_key=spatial_key)
-        where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
-        say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+        shown = ", ".join(map(str, slides))
+        say(f"reading {shown}")
+        settings: dict[str, Any] = {"views": views, "beta": beta, "key_added": key_added, "seed": seed}
         try:
-            if layer is not None:  # what is there may have been made from X
-                _prepare(adata, layer, sample_key, spatial_key)
-            tl.domains(adata, n_domains, **where, views=views, beta=beta, key_added=key_added, seed=seed)
+            if large is not None:
+                adata = large.found(n_domains, say, **where, **settings)
+                where["sample_key"] = adata.uns[key_added]["params"]["sample_key"] or None
+            else:
+                adata = files.read_slide(slides[0], spatial_key=spatial_key)
+                say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+                if layer is not None:  # what is there may have been made from X
+                    _prepare(adata, layer, sample_key, spatial_key)
+                tl.domains(adata, n_domains, **where, **settings)
         except ValueError as error:
-            msg = f"{str(slide)!r}: {error}"
+            msg = f"{shown!r}: {error}"
             raise ValueError(msg) from error
         found = adata.uns[key_added]
         say(found["status"])
@@ -137,16 +165,26 @@ def domains(
         if plot is not None or report is not None:
             _without_windows()
         with _not_halfway() as undisturbed, ExitStack() as stack:  # all files take their names at the end, or none does
-            places = {path: stack.enter_context(paths.replacing(path)) for path in (output, plot, report) if path}
+            outputs = [output] if large is None else large.outputs
+            places = {path: stack.enter_context(lazy.replacing_slide(path)) for path in outputs}
+            places |= {path: stack.enter_context(paths.replacing(path)) for path in (plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
-            adata.write_h5ad(places[output])
+            if large is not None:
+                large.write(adata, [places[path] for path in outputs])
+            elif places[output].is_dir():
+                adata.write_zarr(places[output])
+            else:
+                adata.write_h5ad(places[output])
             if plot is not None:
                 figures.write_figure(pl.domains(adata, key=key_added, **where), places[plot])
             if report is not None:
                 command = shlex.join(["pdvi", *sys.argv[1:]]) if sys.argv[1:2] == ["domains"] else None
-                how: dict[str, Any] = {"key": key_added, "layer": layer, "title": slide.name, "command": command}
+                title = slides[0].name if len(slides) == 1 else output.name
+                how: dict[str, Any] = {"key": key_added, "layer": layer, "title": title, "command": command}
                 reports.write(adata, places[report], **where, **how)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
+        if large is not None:
+            large.forget()
         say("done")
     if as_json:
         sizes = adata.obs[key_added].value_counts(sort=False)
@@ -242,7 +280,7 @@ def report(
 
 @app.command()
 def simulate(
-    output: Annotated[Path, typer.Argument(help="Where to write the h5ad file.")],
+    output: Annotated[Path, typer.Argument(help="Where to write the slide: an h5ad file, or a folder *.zarr.")],
     n_spots: Annotated[int, typer.Option(help="Over all samples.")] = 20_000,
     n_genes: Annotated[int, typer.Option(help="Columns of the count matrix.")] = 500,
     n_domains: Annotated[int, typer.Option(help="Layers, regions and nuclei together.")] = 12,
@@ -255,16 +293,14 @@ def simulate(
 ) -> None:
     """Simulate a tissue with counts, coordinates and known domains."""
     with _working(quiet) as say:
-        from pdvi._base import atomic as paths
+        from pdvi._anndata.lazy import check_output, replacing_slide
         from pdvi.datasets.tissue import tissue
 
-        paths.check_writable(output)
+        check_output(output)
         say(f"simulating {n_spots:,} spots, {n_domains} domains")
         shape = {"n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
-        adata = tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, seed=seed)
-        say(f"writing {output}")
-        with paths.replacing(output) as temporary:
-            adata.write_h5ad(temporary)
+        with replacing_slide(output) as temporary:  # counts are written as they are drawn
+            tissue(n_spots, **shape, cells_per_spot=cells_per_spot, features=features, path=temporary, seed=seed)
         say("done")
 
 

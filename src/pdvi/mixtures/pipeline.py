@@ -34,6 +34,7 @@ from pdvi.mixtures.start import (
     whitened,
     whitening_of,
 )
+from pdvi.mixtures.stored import fit_stored
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
 from pdvi.solvers import CAVI, P2DVI
@@ -68,9 +69,12 @@ def refine(
     ``weak_graph`` makes the many edges that single spots need (``force``: refine whatever the checks say).
     """
     before = start.probabilities / start.probabilities.sum(1, keepdims=True)
-    X = centred(spots.X, spots.sample).X
-    if not (force or are_normal_clouds(X, before, task.recipe)):
+    every = max(1, len(spots.X) // task.recipe.cloud_rows)
+    sample = None if spots.sample is None else np.unique(spots.sample[::every], return_inverse=True)[1]
+    some = centred(spots.X[::every], sample).X
+    if not (force or are_normal_clouds(some, before[::every], task.recipe)):
         return None
+    X = some if every == 1 else centred(spots.X, spots.sample).X
     graph = weak_graph()
     weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
     single = spots._replace(graph=graph.astype(np.float64))
@@ -97,12 +101,18 @@ def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchan
     known = None if start is None else start._replace(probabilities=coarse.mean(start.probabilities))
     sample = None if rows.sample is None else coarse.first(rows.sample)
     smaller = Rows(coarse.X, coarse.graph, coarse.coordinates, sample)
-    found = find(smaller, task, start=known, exchange=exchange)
-    return Start(found.probabilities.astype(rows.X.dtype)[coarse.group], found.seconds)
+    began = time.perf_counter()
+    name = f"{'refined' if exchange else 'found'}-{len(coarse.X)}"
+    probabilities = task.kept(
+        name, lambda: find(smaller, task, start=known, exchange=exchange).probabilities.astype(rows.X.dtype)
+    )
+    return Start(probabilities[coarse.group], time.perf_counter() - began)
 
 
 def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False) -> Found:
     """Fit from k-means starts or from known probabilities, keep the best, put unused components to use."""
+    if start is not None and task.place is not None and len(rows.X) > task.place.most_rows:
+        return fit_stored(rows, task, start)
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
     where = cut(rows, task)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,14 @@ from pdvi.run.named import solver_for
 
 COVARIANCES = ("diagonal", "tied")
 MOST_STARTS = 10_000  # each is a whole fit
+
+
+class Place(NamedTuple):
+    """Where rows are fitted that are more than ``most_rows``: by an executor, from a store in a folder."""
+
+    executor: Any
+    folder: Path
+    most_rows: int
 
 
 class Rows(NamedTuple):
@@ -50,6 +60,12 @@ class Task:
     temperature: float = 1.0
     anneal_from: float | None = None
     recipe: Recipe = RECIPE
+    place: Place | None = None  # for rows that do not fit into memory
+    keep: Callable[[str, Callable[[], np.ndarray]], np.ndarray] | None = None  # what was found, for a later process
+
+    def kept(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return what ``make`` finds, or what it has found under this name before."""
+        return make() if self.keep is None else self.keep(name, make)
 
     def checked(self, n_rows: int) -> Task:
         """Return the task if it makes sense for so many rows."""

@@ -154,8 +154,13 @@ def leading_eigenvectors(agreement: Agreement, count: int, seed: int) -> tuple[n
         values, vectors = eigsh(operator, count, which="LA", v0=first, tol=ACCURACY)
     order = np.argsort(-values)[:count]
     values, vectors = values[order], vectors[:, order]
+    return values, upright(vectors)
+
+
+def upright(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors, columns, with the sign that makes the largest entry of each positive."""
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0)
-    return values, vectors * np.where(largest < 0, -1.0, 1.0)
+    return vectors * np.where(largest < 0, -1.0, 1.0)
 
 
 def sample_means(X: Any, samples: np.ndarray) -> np.ndarray:
@@ -174,10 +179,7 @@ def _scale(X: Any, samples: np.ndarray, clip: float) -> np.ndarray:
         square.data **= 2
     else:
         square **= 2
-    share = np.bincount(samples) / len(samples)
-    variance = share @ np.maximum(sample_means(square, samples) - mean**2, 0)
-    flat = variance <= 1e-6 * (share @ mean**2) if variance.any() else np.ones(len(variance), bool)
-    scale = np.where(flat, np.inf, np.sqrt(variance))  # a constant gene tells nothing
+    scale = scale_of_genes(mean, sample_means(square, samples), np.bincount(samples) / len(samples))
     if is_sparse(X):
         X.data /= scale.astype(X.dtype)[X.indices]
         np.clip(X.data, -clip, clip, out=X.data)
@@ -185,6 +187,13 @@ def _scale(X: Any, samples: np.ndarray, clip: float) -> np.ndarray:
         X /= scale.astype(X.dtype)
         np.clip(X, -clip, clip, out=X)
     return scale
+
+
+def scale_of_genes(mean: np.ndarray, square: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Return the standard deviation of genes within samples, from the means of each and the samples' shares."""
+    variance = share @ np.maximum(square - mean**2, 0)
+    flat = variance <= 1e-6 * (share @ mean**2) if variance.any() else np.ones(len(variance), bool)
+    return np.where(flat, np.inf, np.sqrt(variance))  # a constant gene tells nothing
 
 
 def _indicator(samples: np.ndarray, dtype: Any) -> sp.csr_array:

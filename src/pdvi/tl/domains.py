@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi import graphs
-from pdvi._anndata.checks import check_adata, check_names, coordinates_of, features_of, samples_of
+from pdvi._anndata.checks import check_adata, check_names, coordinates_of, features_of, samples_of, say
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
@@ -21,7 +23,8 @@ from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.mixtures.views import VIEWS, Tissue, View, first_views, see
 from pdvi.pp.neighborhood import averages
-from pdvi.tl.missing import is_users_own, make_missing
+from pdvi.tl.large import LargeTissue
+from pdvi.tl.missing import blocks_of, is_users_own, make_missing, own_graph
 from pdvi.tl.outcome import Outcome, kept_model, of_one, of_views, write
 
 if TYPE_CHECKING:
@@ -46,6 +49,9 @@ def domains(
     solver: Any = None,
     seed: int = 0,
     recipe: Recipe = RECIPE,
+    memory_limit: str | float | None = None,
+    executor: Any = None,
+    stages: str | os.PathLike[str] | None = None,
     copy: bool = False,
 ) -> AnnData | None:
     """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
@@ -57,6 +63,9 @@ def domains(
     ``seconds`` spent on what was ``missing`` and on the ``fit``: set-up, all starts, all rounds, evaluation) and
     ``uns[key_colors]``. What is missing (spatial components, averaged neighbourhoods, the graph) is made with the
     defaults, and said once.
+
+    Expression on disk (``anndata.read_h5ad(path, backed="r")``, ``anndata.experimental.read_lazy``) is read block by
+    block and never held; what is made of it on the way lies in files.
     docs/how-domains-decides.md tells what happens in which order, and why.
 
     Parameters
@@ -94,6 +103,14 @@ def domains(
         the same seed gives the same labels.
     recipe
         the numbers behind every decision (`pdvi.mixtures.Recipe`); those used are in ``uns[key]["params"]["recipe"]``.
+    memory_limit
+        resident memory of the process where expression is read in blocks: "8GB", or a number of bytes; by default most
+        of what is free. Rows that would not fit are fitted from a store by `Disk`.
+    executor
+        `Disk` or `Dask`: where expression is read in blocks, all large tissues are fitted from a store by it.
+    stages
+        a folder for what is made of blocks on the way: the same call goes on with what it finds there. By default one
+        that is removed at the end.
     copy
         leave ``adata`` as it is, and return a copy with the domains.
     """
@@ -104,9 +121,12 @@ def domains(
     check_names(**names, key_added=key_added)
     instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
     watch = Stopwatch()
+    given = use_rep or (NEIGHBORHOOD if is_users_own(adata) else None)
+    blocks = None if given else blocks_of(adata, sample_key)
+    if blocks is None and (memory_limit, executor, stages) != (None, None, None):
+        say("expression is in memory, or not needed: `memory_limit`, `executor` and `stages` have no effect.")
     adata = adata.copy() if copy else adata
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    given = use_rep or (NEIGHBORHOOD if is_users_own(adata) else None)
     n_views = _number_of_views(views, given, adata.n_obs, recipe)
     task = Task(
         int(n_domains),
@@ -121,11 +141,12 @@ def domains(
         random_state=seed,
         recipe=recipe,
     ).checked(adata.n_obs)
-    make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
-    watch.lap("missing")
-    graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
     places, sample = _apart(coordinates, samples), samples if samples.any() else None
     weak_graph = partial(_weak_graph, places, samples, recipe.refine_neighbors)
+    if blocks is None:
+        make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+        graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
+        watch.lap("missing")
     if given is not None:
         features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
         spots = None
@@ -134,14 +155,31 @@ def domains(
         single = find_domains(Rows(features, graph, places, sample), task, spots, weak_graph, force=bool(refine))
         outcome = of_one(single, task)
     else:
-        components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
         chosen = first_views(n_views, adata.n_obs, recipe)
-        counts = {view.n_neighbors for view in chosen if view.kind == "averages"}
-        tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
-        outcome = _looked_at(tissue, chosen, task, refine, weak_graph)
         of_averages = [view for view in chosen if view.kind == "averages"]
-        sizes = {view: view.components(task.n_components, components.shape[1], recipe) for view in of_averages}
-        outcome = outcome._replace(model=kept_model(tissue, outcome, sizes, recipe))
+        counts = {view.n_neighbors for view in of_averages}
+        with ExitStack() as stack:
+            if blocks is None:
+                components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
+                tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
+            else:
+                limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor, "stages": stages}
+                large = LargeTissue(blocks, coordinates, samples, adata.var_names.to_numpy(), counts, seed)
+                prepared, task = stack.enter_context(large.prepared(task, **limits))
+                graph = own_graph(adata, graph_key, sample_key, prepared.graph)
+                tissue = Tissue(prepared.components, prepared.averages, graph, places, sample)
+                watch.lap("missing")
+            outcome = _looked_at(tissue, chosen, task, refine, weak_graph)
+            sizes = {
+                view: view.components(task.n_components, tissue.components.shape[1], recipe) for view in of_averages
+            }
+            outcome = outcome._replace(model=kept_model(tissue, outcome, sizes, recipe))
+            if blocks is not None:
+                made = {
+                    "params": prepared.made.pop("params") | {"sample_key": sample_key or "", "spatial_key": spatial_key}
+                }
+                adata.obsm[SPATIAL_COMPONENTS] = np.array(prepared.components)
+                adata.uns[SPATIAL_COMPONENTS] = made | prepared.made
     watch.lap("fit")
     params = {
         "n_domains": int(n_domains),

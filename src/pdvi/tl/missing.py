@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import scipy.sparse as sp
 
 from pdvi import gr, pp
+from pdvi._anndata.blocks import Blocks, Part, is_on_disk
 from pdvi._anndata.checks import samples_of, say
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi.mixtures.checks import check_graph
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -76,6 +78,23 @@ def _source(adata: AnnData) -> dict[str, Any]:
     if not adata.n_vars or (adata.X is None and not params["layer"]):  # the expression itself is gone
         return {"use_rep": COMPONENTS}
     return {"layer": params["layer"] or None, "n_genes": int(params["n_genes"]), "clip": float(params["clip"])}
+
+
+def blocks_of(adata: AnnData, sample_key: str | None) -> Blocks | None:
+    """Return expression that is to be read in blocks; None if it is in memory, or if components are there already."""
+    if not is_on_disk(adata.X) or not _unsuitable(adata, SPATIAL_COMPONENTS, sample_key) or _source(adata):
+        return None
+    return Blocks([Part(adata.X)], adata.n_vars)
+
+
+def own_graph(adata: AnnData, graph_key: str, sample_key: str | None, made: sp.csr_array) -> sp.csr_array:
+    """Return the graph that ``adata`` has, or the one that was made for it."""
+    if graph_key not in adata.obsp:
+        if graph_key != WEIGHTS:
+            msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
+            raise ValueError(msg)
+        return made
+    return made if _joining(adata, graph_key, sample_key) else check_graph(adata.obsp[graph_key], adata.n_obs)
 
 
 def is_users_own(adata: AnnData) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ import scipy.sparse as sp
 
 from pdvi.datasets.tissue.cells import ENTRIES, LIGANDS, Block
 
+AT_ONCE = 40  # blocks that are collected before they go elsewhere
 DIRECT = 8.0  # means above it are drawn as gamma-Poisson, below it by inversion
 
 
@@ -51,8 +54,15 @@ def _sparse_normal(
 class Counts:
     """Collects sparse counts, block by block."""
 
-    def __init__(self, profiles: Profiles, depth: float, dropout: float):
-        self.profiles, self.depth, self.dropout = profiles, depth, dropout
+    def __init__(
+        self,
+        profiles: Profiles,
+        depth: float,
+        dropout: float,
+        sink: Callable[[sp.csr_matrix], None] | None = None,
+    ):
+        self.profiles, self.depth, self.dropout, self.sink = profiles, depth, dropout, sink
+        self._lock, self._next = Lock(), 0
         self.rows = max(1, ENTRIES // len(profiles.shape))
         self.blocks: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
@@ -67,20 +77,39 @@ class Counts:
         mean *= (np.float32(self.depth) * block.library)[:, None]
         row, column, value = negative_binomial(mean, p.shape, self.dropout, block.rng)
         self.blocks[block.begin] = np.bincount(row, minlength=len(mean)), column, value
+        if self.sink is not None and len(self.blocks) >= AT_ONCE:
+            with self._lock:
+                self._flush(self.sink)
 
     def parts(self) -> dict[str, Any]:
-        """Return what AnnData takes. The blocks are given up while they are copied."""
-        sizes, columns, values = zip(*(self.blocks.pop(begin) for begin in sorted(self.blocks)))
+        """Return what AnnData takes: without counts where they went elsewhere."""
+        n_genes = len(self.profiles.shape)
+        names = pd.RangeIndex(1, n_genes + 1).astype(str)
+        var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.profiles.responding)}, index="gene" + names)
+        if self.sink is None:
+            return {"X": self._taken(sorted(self.blocks)), "var": var}
+        self._flush(self.sink)
+        return {"var": var}
+
+    def _flush(self, sink: Callable[[sp.csr_matrix], None]) -> None:
+        """Give away the blocks that follow those given away before."""
+        ready = []
+        while self._next in self.blocks:
+            ready.append(self._next)
+            self._next += self.rows
+        if ready:
+            sink(self._taken(ready))
+
+    def _taken(self, begins: list[int]) -> sp.csr_matrix:
+        """Return some blocks as one matrix; they are given up while they are copied."""
+        sizes, columns, values = zip(*(self.blocks.pop(begin) for begin in begins))
         starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
         small = starts[-1] < 2**31
         starts = starts.astype(np.int32 if small else np.int64)
         indices = np.concatenate(columns, dtype=starts.dtype)
         del columns
         data = np.concatenate(values)
-        n_genes = len(self.profiles.shape)
-        names = pd.RangeIndex(1, n_genes + 1).astype(str)
-        var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.profiles.responding)}, index="gene" + names)
-        return {"X": sp.csr_matrix((data, indices, starts), shape=(len(starts) - 1, n_genes)), "var": var}
+        return sp.csr_matrix((data, indices, starts), shape=(len(starts) - 1, len(self.profiles.shape)))
 
 
 def negative_binomial(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from pdvi._anndata import keys
+from pdvi._anndata.lazy import SlideFile
 from pdvi._base import checks
 from pdvi.datasets.tissue.anatomy import draw_organ
 from pdvi.datasets.tissue.cells import draw_cells, draw_mixtures
@@ -30,6 +32,7 @@ def tissue(
     depth: float | None = None,
     dropout: float = 0.1,
     features: int | None = None,
+    path: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> AnnData:
     """Simulate an organ with layers, regions and nuclei, whose domains are mixtures of cell types.
@@ -62,6 +65,9 @@ def tissue(
     features
         skip the counts, and write this many features into ``obsm["X_pca"]``: for millions of spots. ``n_genes``,
         ``depth`` and ``dropout`` then have no effect.
+    path
+        write the slide to this new h5ad file (or folder, with the ending .zarr), counts block by block as they are
+        drawn: they are never all in memory, and the slide that is returned has none.
 
     Returns
     -------
@@ -90,9 +96,11 @@ def tissue(
     slides = draw_slides(organ, _shares(n_spots, n_samples), cells_per_spot, sample_seeds)
     rng = np.random.default_rng(expression_seed)
     fill: Counts | Features
+    sink: SlideFile | None = None
     if features is None:
         depth = 12 * np.sqrt(n_genes) * (1 + several) if depth is None else depth
-        fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout)
+        sink = None if path is None else SlideFile(path)
+        fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout, sink)
     else:
         fill = Features(n_spots, features, mixtures, n_samples, rng)
     kind = draw_cells(slides, organ, mixtures, cells_per_spot, fill, int(rng.integers(2**63)))
@@ -113,6 +121,8 @@ def tissue(
     given |= {"cells_per_spot": cells_per_spot, "mixing": mixing, "depth": depth, "dropout": dropout}
     given |= {"features": features, "seed": seed}
     adata.uns["tissue"] = {"params": {name: value for name, value in given.items() if value is not None}}
+    if path is not None:
+        (SlideFile(path) if sink is None else sink).finish(adata)
     return adata
 
 

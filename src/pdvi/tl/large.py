@@ -1,0 +1,189 @@
+"""From counts that are read in blocks to a tissue in files: components, neighbours, averages, graph."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi import graphs
+from pdvi._anndata.blocks import Blocks
+from pdvi._anndata.checks import say
+from pdvi._base.stages import Draft, Made, Stages, only_one
+from pdvi.executors.disk import Disk, parse_bytes
+from pdvi.mixtures.checks import proper_edges
+from pdvi.mixtures.task import Place, Task
+from pdvi.pp.blocked import Scaled, choose_genes, leading_components, write_expression
+from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+
+# What `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` take unless told otherwise.
+COMPONENTS, AGREEING, GENES, CLIP = 30, 6, 2_000, 10.0
+WEIGHED_NEIGHBORS, WEIGHED_COMPONENTS = 30, 20
+EDGES = 8
+
+FREE = 0.7  # of the memory that is free now: the limit unless told
+PROCESS = 0.7e9  # bytes that a process has before it holds any row
+ROW = 900  # bytes that the fit of a row takes in memory, with its graph and all that is made of it
+
+
+class Prepared(NamedTuple):
+    """What the domains of a tissue are found from, in files; and how its components were made, for ``uns``."""
+
+    components: np.ndarray
+    averages: dict[int, np.ndarray]
+    graph: sp.csr_array
+    made: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LargeTissue:
+    """Expression in blocks, with all that is known of its rows, and the counts of neighbours to be averaged."""
+
+    blocks: Blocks
+    coordinates: np.ndarray
+    samples: np.ndarray
+    genes: np.ndarray
+    counts: Collection[int]
+    seed: int = 0
+
+    @contextmanager
+    def prepared(
+        self,
+        task: Task,
+        *,
+        memory_limit: str | float | None = None,
+        executor: Any = None,
+        stages: str | os.PathLike[str] | None = None,
+    ) -> Iterator[tuple[Prepared, Task]]:
+        """Give what `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` would make with their defaults.
+
+        The task that comes with it keeps what is found in the same folder, and fits rows that would not fit into memory
+        from a store there. A temporary folder is removed at the end; one that was given is not.
+        """
+        limit = free_memory() if memory_limit is None else parse_bytes(memory_limit)
+        with _folder(stages) as folder:
+            kept = Stages(folder, self._signature(task))
+            if kept.found:
+                say(f"going on with what is in {str(folder)!r}.")
+            most = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
+            place = Place(
+                Disk(limit, scratch=folder) if executor is None else executor,
+                folder,
+                max(most, task.recipe.group_above),
+            )
+            found = self._made(kept)
+
+            def keep(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+                return kept(name, lambda draft: draft.__setitem__("array", make()))["array"]
+
+            yield found, replace(task, place=place, keep=keep)
+
+    def _made(self, stages: Stages) -> Prepared:
+        counts, n, samples = sorted({*self.counts, WEIGHED_NEIGHBORS}), self.blocks.n_rows, self.samples
+        k = min(max(*counts, EDGES), int(np.bincount(samples).max()) - 1)
+
+        def neighbours(draft: Draft) -> None:
+            nearest_by_tiles(self.coordinates, samples, draft.array("table", np.int32, (n, k + 1)))
+
+        near = stages("neighbours", neighbours)["table"]
+        chosen = stages("genes", lambda draft: choose_genes(draft, self.blocks, samples, GENES, None))
+        expression = stages("expression", lambda draft: write_expression(draft, self.blocks, samples, chosen))
+        agreeing = stages("agreeing", lambda draft: _agreeing(draft, near))
+        X = Scaled(expression, CLIP)
+        found = leading_components(stages, X, _matrix(agreeing, n), samples, COMPONENTS, self.seed)
+        components = found["components"]
+        averages = {count: _averages(stages, near, count, components) for count in counts}
+        stages("graph", lambda draft: _graph(draft, near, averages[WEIGHED_NEIGHBORS]))
+        made = {
+            "params": {
+                "n_components": components.shape[1],
+                "n_neighbors": AGREEING,
+                "n_genes": GENES,
+                "layer": "",
+                "use_rep": "",
+                "clip": CLIP,
+                "normalize": bool(len(chosen["factors"])),
+                "seed": int(self.seed),
+            },
+            "scale": np.array(expression["scale"]),
+            "genes": self.genes[np.asarray(chosen["genes"])].astype(str),
+            "target": float(chosen["target"]),
+            **{name: np.array(found[name]) for name in ("mean", "loadings", "values")},
+        }
+        # opened anew: what has been read of those above counts as memory as long as they are there
+        return Prepared(
+            stages.load("components")["components"],
+            {count: stages.load(f"averages-{count}")["mean"] for count in self.counts},
+            _matrix(stages.load("graph"), n),
+            made,
+        )
+
+    def _signature(self, task: Task) -> str:
+        """Return a text that names this piece of work: other data, or another task, has another one."""
+        told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed]).encode())
+        told.update(repr(replace(task, place=None, keep=None)).encode())
+        for array in (self.coordinates, self.samples):
+            told.update(np.ascontiguousarray(array))
+        told.update("\n".join(map(str, self.genes)).encode())
+        return told.hexdigest()
+
+
+def _agreeing(draft: Draft, near: np.ndarray) -> None:
+    """W + W', where W takes the mean over neighbours without the spot itself."""
+    W = nearest_others(near, AGREEING)
+    degree = np.diff(W.indptr)
+    W.data[:] = np.repeat(1 / np.maximum(degree, 1), degree)
+    _keep(draft, sp.csr_array(W + W.T))
+
+
+def _averages(stages: Stages, near: np.ndarray, count: int, components: np.ndarray) -> np.ndarray:
+    def make(draft: Draft) -> None:
+        averaged(near, count, np.asarray(components), draft.array("mean", np.float32, components.shape))
+
+    return stages(f"averages-{count}", make)["mean"]
+
+
+def _graph(draft: Draft, near: np.ndarray, features: np.ndarray) -> None:
+    directed = nearest_others(near, EDGES)
+    edges = sp.csr_array(directed.maximum(sp.csr_array(directed.T)))
+    del directed
+    features = np.array(features[:, :WEIGHED_COMPONENTS])
+    features -= features.mean(0)
+    _keep(draft, proper_edges(graphs.weights(edges, features)))
+
+
+def _keep(draft: Draft, matrix: sp.csr_array) -> None:
+    matrix.sort_indices()
+    draft["indptr"], draft["indices"], draft["data"] = matrix.indptr, matrix.indices, matrix.data
+
+
+def _matrix(made: Made, n: int) -> sp.csr_array:
+    return sp.csr_array((made["data"], made["indices"], made["indptr"]), shape=(n, n))
+
+
+@contextmanager
+def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="pdvi-stages-") as temporary:
+            yield Path(temporary)
+        return
+    with only_one(Path(given)):
+        yield Path(given)
+
+
+def free_memory() -> float:
+    """Most of the memory that is free, in bytes; 4 GB where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return FREE * next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return 4e9
