@@ -24,6 +24,7 @@ ORDER = [
     ["pdvi.solvers"],
     ["pdvi.executors"],
     ["pdvi.run"],
+    ["pdvi.bridge"],
     ["pdvi.mixtures"],
     ["pdvi.graphs", "pdvi.metrics", "pdvi.theory"],
     ["pdvi._anndata"],
@@ -37,7 +38,7 @@ ORDER = [
     ["pdvi.cli", "pdvi.__main__"],
 ]
 PLACE = {entry: number for number, line in enumerate(ORDER) for entry in line}
-CONTRACTED = ["core", "models", "solvers", "executors", "run"]
+CONTRACTED = ["core", "models", "solvers", "executors", "run", "bridge"]
 
 
 def module_name(file):

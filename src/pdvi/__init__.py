@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, report, solvers, theory, tl
     from pdvi._anndata.slide_store import write_store
     from pdvi._base.compiled import keep_compiled
+    from pdvi.bridge.adequacy import check_draws
+    from pdvi.bridge.build import from_numpyro
     from pdvi.core.executor import Executor
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
@@ -59,8 +61,10 @@ __all__ = [
     "Solver",
     "Status",
     "TuningResult",
+    "check_draws",
     "datasets",
     "fit",
+    "from_numpyro",
     "gr",
     "graphs",
     "keep_compiled",
@@ -115,8 +119,10 @@ _LATER = {
     "Solver": "pdvi.core.solver:Solver",
     "Status": "pdvi.core.result:Status",
     "TuningResult": "pdvi.run.tune:TuningResult",
+    "check_draws": "pdvi.bridge.adequacy:check_draws",
     "datasets": "pdvi.datasets",
     "fit": "pdvi.run.fit:fit",
+    "from_numpyro": "pdvi.bridge.build:from_numpyro",
     "gr": "pdvi.gr",
     "graphs": "pdvi.graphs",
     "keep_compiled": "pdvi._base.compiled:keep_compiled",

@@ -20,7 +20,7 @@ class Model(Protocol):
     """The least a model must offer; everything is written for one shard.
 
     What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `Exact`, `Curved`, `Natural`,
-    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`.
+    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`, `Posterior`.
     """
 
     def init_global(self, key: Array) -> Mapping[str, Any]:
@@ -164,6 +164,45 @@ class Bounded(Protocol):
 
     def lower_bound(self) -> float:
         """Return the number; an objective below it is rounding noise, and the run that shows it went wrong."""
+        ...
+
+
+class Wanted(NamedTuple):
+    """What is asked of a posterior."""
+
+    draws: int
+    covariance: str | None  # "mean-field", "linear-response", or None: as suits the model
+    locals: bool
+    log_likelihood: bool
+    predictive: bool
+    seed: int
+
+
+class Variable(NamedTuple):
+    """Draws of one quantity, the draw on the first axis, rows of the data on axis ``rows`` if it has any."""
+
+    values: np.ndarray
+    rows: int | None = None
+
+
+class Sampled(NamedTuple):
+    """Draws of a posterior in the model's own terms, rows in the order of the user's data."""
+
+    unknowns: dict[str, Variable]
+    log_likelihood: dict[str, Variable]
+    predictive: dict[str, Variable]
+    observed: dict[str, Variable]  # without an axis for draws
+    log_joint: np.ndarray | None  # of the globals of each draw and all data, where the log likelihood was asked for
+    log_q: np.ndarray  # of the globals of each draw
+    covariance: str
+    row_name: str
+
+
+class Posterior(Protocol):
+    """A model that can draw from what was fitted, in its own terms."""
+
+    def sample_posterior(self, problem: Any, global_params: Globals, local_params: PyTree, wanted: Wanted) -> Sampled:
+        """Return draws of the unknowns, and what goes with them."""
         ...
 
 

@@ -16,7 +16,7 @@ from pdvi._base.checks import instance, positive
 from pdvi._base.forks import computing
 from pdvi._base.types import Array
 from pdvi.core.executor import Executor, NoShards
-from pdvi.core.model import Bounded, offers
+from pdvi.core.model import Bounded, Posterior, offers
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Begin, Dialogue, Solver, State, filled, named, settings_of
@@ -246,6 +246,7 @@ class Run:
             solver=self.settings,
             state=state,
             data=self.data,
+            problem=self.problem if offers(self.problem.model, Posterior) else None,
         )
 
 

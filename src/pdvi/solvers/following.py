@@ -15,9 +15,9 @@ from pdvi._base.types import Array
 from pdvi.core.model import Conjugate, Constrained, Exact, LocalStep, offers
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Dialogue, Left, Look, Solver, Stage, State
-from pdvi.solvers.primal_dual.algorithm import Server, with_penalty
+from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
 from pdvi.solvers.primal_dual.arrow import rows_are_independent
-from pdvi.solvers.primal_dual.curvature import At, Curvature, Remaining, Separate, changed, nats_left
+from pdvi.solvers.primal_dual.curvature import At, Curvature, Profile, Separate, changed, nats_left
 from pdvi.solvers.primal_dual.metric import root
 from pdvi.solvers.primal_dual.oracles import NEWTON_DIMENSION, CoordinateDescent, JointNewton
 from pdvi.solvers.primal_dual.penalty import curvature_shards
@@ -110,11 +110,19 @@ class Following(Wrapper):
 
     def begin(self, problem: Problem, state: State, lam: Array, batch_size: int) -> Dialogue[FollowingServer]:
         """Return the server's state before the first step; locals are not at home yet, so nothing is profiled."""
-        inner = yield from self.solver.begin(problem, state, lam, batch_size)
+        if self.profiled:
+            units = jnp.eye(lam.size, dtype=lam.dtype) if self.full else jnp.ones_like(lam)
+            looked_at = curvature_shards(problem)
+            told = yield self._look(state, At(lam, units), looked_at)
+            diagonal = np.asarray(told.diagonal, float) / (problem.n_shards if looked_at is None else len(looked_at))
+            inner = start(lam, self.solver.automatic(problem, diagonal, batch_size))
+        else:
+            inner = yield from self.solver.begin(problem, state, lam, batch_size)
         server = self._begun(problem, inner, batch_size)
         if self.full:
             units = jnp.sqrt(inner.penalty)
-            _, mean = yield from self._mean(problem, state, At(lam, units), profiled=False)
+            at = At(lam, jnp.diag(units) if self.profiled else units)
+            _, mean = yield from self._mean(problem, state, at, following=False)
             values, vectors = np.linalg.eigh(float(server.constant) * mean)
             mean = (vectors * np.maximum(values, FIRST_FLOOR * max(1.0, values.max()))) @ vectors.T
             sizes = np.asarray(units, float)
@@ -127,11 +135,24 @@ class Following(Wrapper):
         zero, one = jnp.asarray(0, jnp.int32), jnp.asarray(1, jnp.int32)
         return FollowingServer(inner, zero, constant, constant, jnp.full_like(constant, jnp.inf), one)
 
-    def _mean(self, problem: Problem, state: State, at: At, *, profiled: bool) -> Dialogue[tuple[float, np.ndarray]]:
-        """Return the loss, and the mean curvature in the units of ``at``, of the shards looked at."""
+    def _look(self, state: State, at: At, shards: np.ndarray | None = None) -> Look:
+        """Return the request for derivatives where locals follow.
+
+        What the method keeps for shards is left out, so that it is one program before the first step and after.
+        """
+        return Look(state._replace(own=None), Profile(self.full, self.independent_rows), at, shards)
+
+    def _mean(self, problem: Problem, state: State, at: At, *, following: bool) -> Dialogue[tuple[float, np.ndarray]]:
+        """Return the loss, and the mean curvature in the units of ``at``, of the shards looked at.
+
+        ``following``: that which is left when locals follow.
+        """
         looked_at = curvature_shards(problem)
-        reader = Curvature(self.full, profiled, self.independent_rows)
-        loss, total = yield Look(state, reader, at, looked_at)
+        if self.profiled:
+            told = yield self._look(state, at, looked_at)
+            loss, total = told.loss, told.following if following else told.fixed
+        else:
+            loss, total = yield Look(state, Curvature(self.full, self.independent_rows), at, looked_at)
         return float(loss), np.asarray(total, float) / (problem.n_shards if looked_at is None else len(looked_at))
 
     def before_step(self, problem: Problem, server: FollowingServer, batch_size: int) -> FollowingServer:
@@ -151,7 +172,7 @@ class Following(Wrapper):
         if rest or epoch < int(server.due):
             return state
         D = server.inner.penalty
-        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D)), profiled=self.profiled)
+        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D)), following=self.profiled)
         if not (np.isfinite(loss) and np.isfinite(mean).all()):
             return state  # the safeguard judges what led here
         constant = self._judged(server, loss)
@@ -182,8 +203,8 @@ class Following(Wrapper):
         inner = state.server.inner
         at = At(inner.lam, root(inner.penalty))
         if self.profiled:
-            reduced, curvature, decrement, size = yield Look(state, Remaining(self.independent_rows), at)
-            nats = nats_left(at.root, reduced, curvature, decrement)
+            told = yield self._look(state, at)
+            nats, size = nats_left(at.root, told.reduced, told.profiled, told.decrement), told.size
         else:
             slope, gain, size = yield Look(state, Separate(self.independent_rows), at.lam)
             # D is c times the mean curvature of the shards

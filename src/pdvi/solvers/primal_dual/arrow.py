@@ -58,17 +58,18 @@ class Arrow(NamedTuple):
 def arrow(loss: Callable[[Array, Array], Array], local: Array, lam: Array) -> Arrow:
     """Return the derivatives of ``loss(local, lam)``; ``local`` has a row for each independent group of locals."""
     (rows, d), P = local.shape, lam.size
-    gradient = jax.grad(loss, argnums=(0, 1))
-    value, (by_local, by_global) = jax.value_and_grad(loss, argnums=(0, 1))(local, lam)
 
-    def product(at_local: Array, at_global: Array) -> tuple[Array, Array]:
-        return jax.jvp(gradient, (local, lam), (at_local, at_global))[1]
+    def derivatives(local: Array, lam: Array) -> tuple[Array, tuple[Array, Array]]:
+        return jax.value_and_grad(loss, argnums=(0, 1))(local, lam)
 
-    along = jnp.broadcast_to(jnp.eye(d, dtype=lam.dtype)[:, None, :], (d, rows, d))
-    blocks = jax.vmap(lambda v: product(v, jnp.zeros_like(lam))[0])(along) if d else jnp.zeros((0, rows, 0))
-    cross, own = jax.vmap(lambda v: product(jnp.zeros_like(local), v))(jnp.eye(P, dtype=lam.dtype))
-    inverse = positive_inverse(jnp.moveaxis(blocks, 0, 2))
-    return Arrow(value, by_local, by_global, inverse, jnp.moveaxis(cross, 0, 2), 0.5 * (own + own.T))
+    # one linear map for all products: it is compiled once, and what does not depend on the direction is computed once
+    (value, (by_local, by_global)), product = jax.linearize(derivatives, local, lam)
+    along_local = jnp.broadcast_to(jnp.eye(d + P, d, dtype=lam.dtype)[:, None, :], (d + P, rows, d))
+    along_global = jnp.eye(d + P, P, k=-d, dtype=lam.dtype)
+    at_local, at_global = jax.vmap(lambda *along: product(*along)[1])(along_local.astype(local.dtype), along_global)
+    inverse = positive_inverse(jnp.moveaxis(at_local[:d], 0, 2))
+    own = at_global[d:]
+    return Arrow(value, by_local, by_global, inverse, jnp.moveaxis(at_local[d:], 0, 2), 0.5 * (own + own.T))
 
 
 def positive_inverse(H: Array) -> Array:

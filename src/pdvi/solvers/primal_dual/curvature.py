@@ -34,40 +34,61 @@ class At(NamedTuple):
 
 
 class Curvature(eqx.Module):
-    """A reader: a shard's loss, and its curvature in the globals in units of D, a matrix, or its diagonal.
-
-    ``profiled``: after minimising over the locals.
-    """
+    """A reader: a shard's loss, and its curvature for fixed locals in units of D: a matrix, or its diagonal."""
 
     full: bool = eqx.field(static=True)
-    profiled: bool = eqx.field(static=True)
     independent_rows: bool = eqx.field(static=True)
 
     def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
         """Return the loss, and its curvature."""
-        if not (self.full or self.profiled):
+        if not self.full:
             diagonal = curvature_reader(problem, told.lam, local, own, shard) / told.root**2
             return problem.loss(local, told.lam, shard), diagonal
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
-        H = curvature_in_units(told.root, found.profiled if self.profiled else found.own)
-        if not self.full:
-            return found.value, jnp.abs(jnp.diagonal(H))
-        values, vectors = jnp.linalg.eigh(0.5 * (H + H.T))
-        return found.value, (vectors * jnp.abs(values)) @ vectors.T
+        return found.value, _size(curvature_in_units(told.root, found.own), True)
 
 
-class Remaining(eqx.Module):
-    """A reader: what Newton's step would make of the whole problem: gradients, curvature, and the locals' own gain."""
+def _size(H: Array, full: bool) -> Array:
+    """Return the matrix with the eigenvalues' sizes, or the sizes of the diagonal."""
+    if not full:
+        return jnp.abs(jnp.diagonal(H))
+    values, vectors = jnp.linalg.eigh(0.5 * (H + H.T))
+    return (vectors * jnp.abs(values)) @ vectors.T
 
+
+class Told(NamedTuple):
+    """What a shard, or all of them, say of their derivatives where locals follow the globals."""
+
+    loss: Array
+    diagonal: Array  # (P,): sizes of the diagonal of H_ll, in the model's own units
+    fixed: Array  # |H_ll| in units of D: a matrix, or its diagonal's sizes
+    following: Array  # |S| likewise
+    profiled: Array  # (P, P): S, in units of D
+    reduced: Array  # (P,): the gradient after a step of the locals
+    decrement: Array  # twice what a step of the locals gains
+    size: Array  # of the loss
+
+
+class Profile(eqx.Module):
+    """A reader: what is asked at the start, where D changes, and at the end: one program, since that compiles long."""
+
+    full: bool = eqx.field(static=True)
     independent_rows: bool = eqx.field(static=True)
 
-    def __call__(
-        self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree
-    ) -> tuple[Array, Array, Array, Array]:
-        """Return the reduced gradient and S in units of D, twice the locals' gain, and the size of the loss."""
+    def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> Told:
+        """Return it."""
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
-        H = curvature_in_units(told.root, found.profiled)
-        return found.reduced, H, found.local_decrement, jnp.abs(found.value)
+        H, S = (curvature_in_units(told.root, matrix) for matrix in (found.own, found.profiled))
+        return Told(
+            loss=found.value,
+            diagonal=jnp.abs(jnp.diagonal(found.own)),
+            fixed=_size(H, self.full),
+            following=_size(S, self.full),
+            profiled=S,
+            reduced=found.reduced,
+            decrement=found.local_decrement,
+            size=jnp.abs(found.value),
+        )
 
 
 class Separate(eqx.Module):

@@ -71,8 +71,8 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
 
 
 def curvature_shards(problem: Problem) -> np.ndarray | None:
-    """Return the shards whose curvature is looked at: all (None) where the model offers it, else some of them."""
-    if offers(problem.model, Curved):
+    """Return the shards whose curvature is looked at: all (None) if few or offered by the model, else some of them."""
+    if offers(problem.model, Curved) or problem.n_shards <= SAMPLED_SHARDS:
         return None
     return np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
 
