@@ -1,4 +1,6 @@
-"""The families of `pdvi.q`: entropies, divergences and expectations against scipy's densities, integrated numerically."""
+"""The families of `pdvi.q`: entropies, divergences and expectations against integrals of scipy's densities."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ ONE_NUMBER = {
     "gamma": (q.Gamma(2.5, 1.7), stats.gamma(2.5, scale=1 / 1.7), q.Gamma(0.9, 3.0)),
     "gamma, steep": (q.Gamma(0.4, 2.0), stats.gamma(0.4, scale=0.5), q.Gamma(2.0, 1.0)),
     "gamma, narrow": (q.Gamma(300.0, 20.0), stats.gamma(300.0, scale=0.05), q.Gamma(290.0, 20.0)),
-    "beta": (q.Beta(2.5, 0.7), stats.beta(2.5, 0.7), q.Beta(1.2, 3.0)),
+    "beta": (q.Beta(0.7, 2.5), stats.beta(0.7, 2.5), q.Beta(1.2, 3.0)),
     "beta, narrow": (q.Beta(200.0, 900.0), stats.beta(200.0, 900.0), q.Beta(180.0, 850.0)),
 }
 SCIPY = {
@@ -30,11 +32,10 @@ SCIPY = {
 
 
 def integral(density, function):
-    """E f(x), cut into pieces of equal probability, so that nothing narrow is missed."""
-    ends = density.ppf([1e-300, 1e-12, 1e-4, 0.1, 0.5, 0.9, 1 - 1e-4, 1 - 1e-12])
-    ends = [*np.unique(ends), min(density.support()[1], density.isf(1e-30))]
-    pieces = zip(ends[:-1], ends[1:])
-    return sum(integrate.quad(lambda x: density.pdf(x) * function(x), a, b, limit=200)[0] for a, b in pieces)
+    """E f(x) as an integral over quantiles, in pieces towards both ends."""
+    ends = [0, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.9, 1 - 1e-3, 1 - 1e-6, 1 - 1e-9, 1]
+    pieces = itertools.pairwise(ends)
+    return sum(integrate.quad(lambda u: function(density.ppf(u)), a, b, epsrel=1e-9)[0] for a, b in pieces)
 
 
 @pytest.mark.parametrize("name", ONE_NUMBER)
@@ -59,9 +60,9 @@ def test_moments_entropy_and_divergence(name):
 @pytest.mark.parametrize("name", ONE_NUMBER)
 def test_expectations_by_quadrature(name):
     x, density, _ = ONE_NUMBER[name]
-    for function in (lambda t, p: p.tanh(t), lambda t, p: p.log1p(t**2), lambda t, p: p.exp(-((t - 1) ** 2))):
-        found = x.expect(lambda t, f=function: f(t, jnp), **({"nodes": 60} if "ormal" in type(x).__name__ else {}))
-        np.testing.assert_allclose(found, integral(density, lambda t, f=function: f(t, np)), rtol=1e-6)
+    more = {"nodes": 80} if isinstance(x, q.Normal | q.LogNormal) else {}
+    np.testing.assert_allclose(x.expect(jnp.cos, **more), integral(density, np.cos), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(x.expect(jnp.sin, **more), integral(density, np.sin), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,9 @@ def test_expectations_by_quadrature(name):
     ],
 )
 def test_quadrature_knows_the_closed_forms_from_wide_to_narrow(x, rtol):
-    np.testing.assert_allclose(x.expect(lambda t: t), x.mean, rtol=rtol)
-    np.testing.assert_allclose(x.expect(lambda t: t**2), x.mean_square, rtol=rtol)
+    first, second = jax.jit(lambda x: (x.expect(lambda t: t), x.expect(jnp.square)))(x)
+    np.testing.assert_allclose(first, x.mean, rtol=rtol)
+    np.testing.assert_allclose(second, x.mean_square, rtol=rtol)
 
 
 @pytest.mark.parametrize("prior", [q.Gamma(2.0, 1.5), q.LogNormal(0.3, 0.8)])
@@ -174,14 +176,16 @@ FAMILIES = [
 @pytest.mark.parametrize(("x", "prior"), FAMILIES)
 def test_slopes_and_curvatures_are_those_of_finite_differences(x, prior):
     numbers = jax.tree.map(jnp.asarray, x.unconstrained())
-    check_grads(lambda parts: type(x)(**parts).entropy().sum(), (numbers,), order=2, modes=("rev",), rtol=1e-5)
-    check_grads(lambda parts: type(x)(**parts).kl(prior).sum(), (numbers,), order=2, modes=("rev",), rtol=1e-5)
+    both = jax.jit(lambda parts: type(x)(**parts).entropy().sum() + 3 * type(x)(**parts).kl(prior).sum())
+    twice = isinstance(x, q.Gamma | q.LogNormal | q.FullNormal)  # each order of a polygamma takes long to compile
+    check_grads(both, (numbers,), order=2 if twice else 1, modes=("rev",), rtol=1e-5)
 
 
-@pytest.mark.parametrize("x", [q.Gamma(0.6, 1.7), q.Gamma(500.0, 3.0), q.Beta(2.5, 0.7), q.Beta(400.0, 800.0)])
+@pytest.mark.parametrize("x", [q.Gamma(0.6, 1.7), q.Beta(2.5, 0.7)])
 def test_quadrature_is_smooth_in_the_parameters(x):
     numbers = jax.tree.map(jnp.asarray, x.unconstrained())
-    check_grads(lambda parts: type(x)(**parts).expect(jnp.tanh), (numbers,), order=2, modes=("rev",), rtol=1e-4)
+    expected = jax.jit(lambda parts: type(x)(**parts).expect(jnp.tanh))
+    check_grads(expected, (numbers,), order=2, modes=("rev",), rtol=1e-4)
 
 
 @pytest.mark.parametrize("x", [x for x, _ in FAMILIES])
@@ -191,15 +195,19 @@ def test_the_unconstrained_numbers_give_the_distribution_back(x):
     assert again.shape == x.shape == x.mean.shape
 
 
+def entropy_and_slopes(kind, numbers):
+    numbers = jax.tree.map(jnp.asarray, numbers)
+    return jax.jit(jax.value_and_grad(lambda parts: kind(**parts).entropy()))(numbers)
+
+
 def test_single_precision_keeps_the_entropy_of_narrow_families():
     """log Gamma(1e6) is 1e7: formulas that subtract such numbers have no digit left."""
-    for x in (q.Gamma(1e6, 3.0), q.Beta(1e6, 3e6), q.Dirichlet(np.array([1e6, 2e6, 5e5]))):
-        exact = x.entropy()
-        exact_slopes = jax.grad(lambda parts, kind=type(x): kind(**parts).entropy())(x.unconstrained())
+    for x in (q.Gamma(1e6, 3.0), q.Dirichlet(np.array([1e6, 2e6, 5e5]))):
+        exact, exact_slopes = entropy_and_slopes(type(x), x.unconstrained())
         with jax.enable_x64(False):
-            assert x.entropy().dtype == jnp.float32
-            np.testing.assert_allclose(x.entropy(), exact, rtol=1e-5)
-            slopes = jax.grad(lambda parts, kind=type(x): kind(**parts).entropy())(x.unconstrained())
+            entropy, slopes = entropy_and_slopes(type(x), x.unconstrained())
+        assert entropy.dtype == jnp.float32
+        np.testing.assert_allclose(entropy, exact, rtol=1e-5)
         for name, slope in slopes.items():
             np.testing.assert_allclose(slope, exact_slopes[name], rtol=0.02, atol=0.02)
 
@@ -218,13 +226,8 @@ def test_fixed_draws_are_exact_for_cubics_and_close_for_others():
     np.testing.assert_allclose(q.expectation(lambda a, b: a[0] * b, a, b), m[0] * b.mean, rtol=0.01)
     by_draws = q.expectation(lambda a: jax.nn.softplus(a).sum(), a)
     np.testing.assert_allclose(by_draws, a.expect(jax.nn.softplus).sum(), rtol=0.003)
-    check_grads(
-        lambda parts: q.expectation(lambda x, y: jnp.tanh(x.sum() * y), q.Normal(**parts), b),
-        (jax.tree.map(jnp.asarray, a.unconstrained()),),
-        order=2,
-        modes=("rev",),
-        rtol=1e-5,
-    )
+    moved = jax.jit(lambda parts: q.expectation(lambda x, y: jnp.tanh(x.sum() * y), q.Normal(**parts), b))
+    check_grads(moved, (jax.tree.map(jnp.asarray, a.unconstrained()),), order=2, modes=("rev",), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_fixed_draws_are_exact_for_cubics_and_close_for_others():
         (
             lambda: q.expectation(jnp.sum, q.Gamma()),
             TypeError,
-            r"got Gamma: its draws are not smooth.*use its `expect`",
+            r"got Gamma: its draws are not smooth.*`expect`",
         ),
         (lambda: q.expectation(jnp.sum, q.Normal(), draws=7), ValueError, r"`draws` must be even"),
         (lambda: q.expectation(jnp.sum, q.Normal(np.zeros(9)), draws=8), ValueError, r"`draws` must be .* at least 18"),
@@ -325,5 +328,4 @@ def test_a_sum_without_spread_has_slopes():
         eta = q.Normal(location=jnp.ones(2), log_sd=log_sd).linear(np.zeros((1, 2)))
         return q.bernoulli_logit_lpmf(1.0, eta).sum()
 
-    assert np.isfinite(jax.grad(terms)(jnp.zeros(2))).all()
-    assert np.isfinite(jax.hessian(terms)(jnp.zeros(2))).all()
+    assert np.isfinite(jax.jit(jax.hessian(terms))(jnp.zeros(2))).all()

@@ -42,13 +42,13 @@ class Model(abc.ABC):
     def log_prior(self, g: Variables) -> PyTree:
         """Return E log p(globals): terms of any shape, or several in a tuple; they are added up."""
 
-    def log_local_prior(self, g: Variables, l: Variables) -> PyTree:  # noqa: E741 (as short as g)
+    def log_local_prior(self, g: Variables, local: Variables) -> PyTree:
         """Return E log p(locals | globals): a term for each row, or several such arrays in a tuple."""
-        msg = f"{type(self).__name__} has `locals_` and so needs a method `log_local_prior(self, g, l)`."
+        msg = f"{type(self).__name__} has `locals_` and so needs a method `log_local_prior(self, g, local)`."
         raise NotImplementedError(msg)
 
     @abc.abstractmethod
-    def log_likelihood(self, g: Variables, l: Variables, shard: Any) -> PyTree:  # noqa: E741
+    def log_likelihood(self, g: Variables, local: Variables, shard: Any) -> PyTree:
         """Return E log p(data | globals, locals): a term for each row, or several such arrays in a tuple."""
 
     def start(self, key: Array) -> Variables:
@@ -88,11 +88,11 @@ class Model(abc.ABC):
 
     def loss(self, local: PyTree, globals_: Globals, shard: Any) -> Array:
         """Return this shard's share of the negative ELBO."""
-        g, l = self._globals(globals_), self._locals(local)  # noqa: E741
-        elbo = rows.total("log_likelihood", self.log_likelihood(g, l, shard), shard, all_levels=True)
-        if l:
-            elbo += rows.total("log_local_prior", self.log_local_prior(g, l), shard)
-            elbo += rows.total("locals_", _entropies(l), shard)
+        g, own = self._globals(globals_), self._locals(local)
+        elbo = rows.total("log_likelihood", self.log_likelihood(g, own, shard), shard, all_levels=True)
+        if own:
+            elbo += rows.total("log_local_prior", self.log_local_prior(g, own), shard)
+            elbo += rows.total("locals_", _entropies(own), shard)
         once = rows.total("log_prior", (self.log_prior(g), _entropies(g)), {})
         return -(elbo + shard[FRACTION] * once)
 
