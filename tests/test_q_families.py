@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 # a family with the density that scipy knows it by, and another of the same family
 ONE_NUMBER = {
     "normal": (q.Normal(0.4, 1.7), stats.norm(0.4, 1.7), q.Normal(-1.0, 0.8)),
-    "log-normal": (q.LogNormal(0.3, 0.6), stats.lognorm(0.6, scale=np.exp(0.3)), q.LogNormal(-0.2, 1.1)),
+    "log-normal": (q.LogNormal(0.3, 0.4), stats.lognorm(0.4, scale=np.exp(0.3)), q.LogNormal(-0.2, 1.1)),
     "gamma": (q.Gamma(2.5, 1.7), stats.gamma(2.5, scale=1 / 1.7), q.Gamma(0.9, 3.0)),
     "gamma, steep": (q.Gamma(0.4, 2.0), stats.gamma(0.4, scale=0.5), q.Gamma(2.0, 1.0)),
     "gamma, narrow": (q.Gamma(300.0, 20.0), stats.gamma(300.0, scale=0.05), q.Gamma(290.0, 20.0)),
@@ -61,8 +61,8 @@ def test_moments_entropy_and_divergence(name):
 def test_expectations_by_quadrature(name):
     x, density, _ = ONE_NUMBER[name]
     more = {"nodes": 80} if isinstance(x, q.Normal | q.LogNormal) else {}
-    np.testing.assert_allclose(x.expect(jnp.cos, **more), integral(density, np.cos), rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(x.expect(jnp.sin, **more), integral(density, np.sin), rtol=1e-6, atol=1e-8)
+    found = jax.jit(lambda x: (x.expect(jnp.cos, **more), x.expect(jnp.sin, **more)))(x)
+    np.testing.assert_allclose(found, [integral(density, np.cos), integral(density, np.sin)], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,7 @@ FAMILIES = [
 def test_slopes_and_curvatures_are_those_of_finite_differences(x, prior):
     numbers = jax.tree.map(jnp.asarray, x.unconstrained())
     both = jax.jit(lambda parts: type(x)(**parts).entropy().sum() + 3 * type(x)(**parts).kl(prior).sum())
-    twice = isinstance(x, q.Gamma | q.LogNormal | q.FullNormal)  # each order of a polygamma takes long to compile
-    check_grads(both, (numbers,), order=2 if twice else 1, modes=("rev",), rtol=1e-5)
+    check_grads(both, (numbers,), order=2, modes=("rev",), rtol=1e-5)
 
 
 @pytest.mark.parametrize("x", [q.Gamma(0.6, 1.7), q.Beta(2.5, 0.7)])

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import digamma, gammaln, polygamma
+from jax.scipy.special import gammaln
 
 from pdvi._base.types import Array
 from pdvi.q import family, quadrature
 from pdvi.q.family import Family, Function
-from pdvi.q.special import mild
+from pdvi.q.special import digamma, mild, trigamma
 
 
 class Gamma(Family):
@@ -62,7 +62,7 @@ class Gamma(Family):
     @property
     def variance_log(self) -> Array:
         """Return the variance of the logarithm."""
-        return polygamma(1, self.concentration)
+        return trigamma(self.concentration)
 
     def mean_power(self, power: float) -> Array:
         """Return the mean of a power of every entry; infinite unless the shape exceeds -power."""

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import gammaln
 
 from pdvi._base.types import Array
 from pdvi.q import family, quadrature
 from pdvi.q.family import Family, Function
-from pdvi.q.special import mild
+from pdvi.q.special import digamma, mild
 
 
 class Beta(Family):
