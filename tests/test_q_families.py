@@ -173,6 +173,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "prior"), FAMILIES)
 def test_slopes_and_curvatures_are_those_of_finite_differences(x, prior):
     numbers = jax.tree.map(jnp.asarray, x.unconstrained())
@@ -180,6 +181,7 @@ def test_slopes_and_curvatures_are_those_of_finite_differences(x, prior):
     check_grads(both, (numbers,), order=2, modes=("rev",), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [q.Gamma(0.6, 1.7), q.Beta(2.5, 0.7)])
 def test_quadrature_is_smooth_in_the_parameters(x):
     numbers = jax.tree.map(jnp.asarray, x.unconstrained())

@@ -39,7 +39,7 @@ def test_a_normal_mean_with_gamma_noise_has_the_fixed_point_of_coordinate_ascent
     y = 3 + 0.5 * np.random.default_rng(0).standard_normal(60)
     model = NormalMean()
     problem = pdvi.Problem(model, [{"y": part} for part in np.split(y, [7, 20, 41])])
-    result = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=60)
+    result = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=60, tol=1e-10)
     assert result.converged
     shape, rate = 2 + len(y) / 2, 1.0
     for _ in range(200):
@@ -71,6 +71,7 @@ class Rates(q.Model):
         return 0.0
 
 
+@pytest.mark.slow
 def test_conjugate_groups_reach_the_evidence(x64):
     rng = np.random.default_rng(1)
     n = rng.integers(1, 30, 40)
@@ -135,7 +136,7 @@ def test_two_ragged_axes_are_padded_and_masked(x64):
         **{f"tau.{name}": part for name, part in tau.unconstrained().items()},
         "log_spread": spread,
     }
-    for n_shards in (1, 4, 9):
+    for n_shards in (1, 4):
         shards = pdvi.partition.nested({"y": y}, [school, room], n_shards=n_shards)
         problem = pdvi.Problem(Schools(), shards)
         local = jax.tree.map(np.array, problem.init(jax.random.key(0))[1])
@@ -240,7 +241,7 @@ def test_padding_changes_nothing(x64):
     y = rng.binomial(n, 0.4)
     logit, log_total = rng.standard_normal((2, 12))
     values = []
-    for cuts in ([], [4, 8], [1, 7], [2, 3, 11]):
+    for cuts in ([4, 8], [1, 7], [2, 3, 11]):
         parts = np.split(np.arange(12), cuts)
         problem = pdvi.Problem(Rates(), [{"y": y[rows], "n": n[rows], "heads": heads[rows]} for rows in parts])
         assert ("mask" in problem.shards) == (len({len(rows) for rows in parts}) > 1)
@@ -330,7 +331,11 @@ def test_a_mixture_finds_its_clusters():
             [{"y": np.ones(2), "n": np.ones(2)}, {"y": np.ones(3), "n": np.ones(3)}],
             r"`log_likelihood` must return a term for each row, of shape \(3,\).*got \[\(\)\]; leave the sum",
         ),
-        ({"log_local_prior": q.Model.log_local_prior}, {"y": np.ones((2, 3)), "n": np.ones((2, 3))}, "log_local_prior"),
+        (
+            {"log_local_prior": q.Model.log_local_prior},
+            {name: np.ones((2, 3)) for name in ("y", "n", "heads")},
+            r"has `locals_` and so needs a method `log_local_prior",
+        ),
         ({}, {"y": np.ones((2, 3)), "n": np.ones((2, 4))}, r"must begin with its rows.*override `sizes`"),
     ],
 )
@@ -359,6 +364,7 @@ def test_terms_of_several_levels_are_each_masked():
     assert rows.sizes(shard, 2) == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_visited_shard_keeps_its_padding_where_it_started():
     """Padded rows have no slope, so no solver moves them."""
     problem = pdvi.Problem(Rates(), [{"y": np.ones(k), "n": np.full(k, 3.0), "heads": np.zeros(k)} for k in (1, 4)])
