@@ -62,6 +62,23 @@ def test_the_model_skeleton_finds_the_truth():
     np.testing.assert_allclose(result.global_params["beta"], beta, atol=0.05)
 
 
+def test_the_tutorial_of_own_models_runs(capsys):
+    """As written, and it comes to what the data were made with."""
+    text = (ROOT / "docs/tutorials/own-model.md").read_text()
+    blocks = re.findall(r"```\{code-cell\}\n(.*?)```", text, re.DOTALL)
+    model = re.search(r"class MixedLogistic.*?\n\n\n", blocks[0], re.DOTALL).group(0)
+    assert len([line for line in model.splitlines() if line.strip()]) <= 20
+    names = {}
+    for block in blocks:
+        exec(compile(block, "own-model.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed.count("CONVERGED: ") == 3
+    np.testing.assert_allclose(names["posterior"]["beta"].mean, [0.5, 1.0, -1.0], atol=0.2)
+    np.testing.assert_allclose(np.exp(names["result"].global_params["log_sd"]), [3, 1, 0.5], rtol=0.25)
+    np.testing.assert_allclose(names["robust"].global_params["mean"], [3, -1], atol=0.3)
+    assert names["by_school"].shape == (60,)
+
+
 def test_the_solver_skeleton_descends():
     module = runpy.run_path(str(ROOT / "docs/skeletons/solver.py"))
     trace = pdvi.fit(pdvi.datasets.quadratic(n=200), module["Descent"](), max_epochs=10).trace

@@ -18,6 +18,7 @@ ORDER = [
     ["pdvi.core.model"],
     ["pdvi.core.problem"],
     ["pdvi.core"],
+    ["pdvi.q"],
     ["pdvi.models"],
     ["pdvi.solvers.primal_dual.metric"],
     ["pdvi.solvers.primal_dual.algorithm"],

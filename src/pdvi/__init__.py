@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, report, solvers, theory, tl
+    from pdvi import datasets, gr, graphs, metrics, mixtures, pl, pp, q, report, solvers, theory, tl
     from pdvi._anndata.slide_store import write_store
     from pdvi._base.compiled import keep_compiled
     from pdvi.bridge.adequacy import check_draws
@@ -74,6 +74,7 @@ __all__ = [
     "partition",
     "pl",
     "pp",
+    "q",
     "report",
     "sampling",
     "solvers",
@@ -132,6 +133,7 @@ _LATER = {
     "partition": "pdvi.shards.partition",
     "pl": "pdvi.pl",
     "pp": "pdvi.pp",
+    "q": "pdvi.q",
     "report": "pdvi.report",
     "sampling": "pdvi.run.sampling",
     "solvers": "pdvi.solvers",

@@ -175,8 +175,7 @@ class Problem(eqx.Module):
     def init_shard(self, key: Array, b: Array, shard: PyTree) -> PyTree:
         """Return the model's own start of the locals of shard ``b``."""
         local = self.model.init_local(jax.random.fold_in(jax.random.split(key)[1], b), shard)
-        # a weakly typed start would compile everything twice
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), local)
+        return jax.tree.map(_in_working_precision, local)
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
         """Return the loss of every shard (to be added in double precision) and grad_lam F."""
@@ -243,6 +242,12 @@ def _chunk(length: int, most: int) -> int:
 
 def _float(value: Any) -> Array:
     return jnp.asarray(value, jnp.result_type(float))
+
+
+def _in_working_precision(value: Any) -> Array:
+    """Floats in JAX's precision, draws made in another too, and strongly typed: else everything compiles twice."""
+    value = jnp.asarray(value)
+    return value.astype(jnp.result_type(float) if jnp.issubdtype(value.dtype, jnp.floating) else value.dtype)
 
 
 def _arrays_on_device(model: Any) -> Any:

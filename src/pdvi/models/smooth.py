@@ -42,7 +42,7 @@ class TanhRegression(eqx.Module):
 
     def init_global(self, key: Array) -> Globals:
         """Return small random weights, and unit gain."""
-        return {"weight": 0.1 * jax.random.normal(key, (self.dim_global,)), "gain": jnp.ones(())}
+        return {"weight": 0.1 * jax.random.normal(key, (self.dim_global,), jnp.float32), "gain": jnp.ones(())}
 
     def init_local(self, key: Array, shard: Shard) -> Array:
         """Return the observation."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdvi._base.checks import whole
 from pdvi.shards.buckets import bucket
+from pdvi.shards.stacking import mask_name
 
 LEAF = 64  # rows of a patch are ordered along space down to groups of this size
 
@@ -81,6 +84,68 @@ def layout(patch: np.ndarray, order: np.ndarray | None = None) -> Layout:
     rows = np.full((len(sizes), sizes.max()), -1)
     rows[np.arange(sizes.max()) < sizes[:, None]] = grouped
     return Layout(rows)
+
+
+def nested(columns: Mapping[str, np.ndarray], by: Any, *, n_shards: int | None = None) -> dict[str, np.ndarray]:
+    """Return a long table as shards of groups of rows, or of groups of groups of rows, however many each has.
+
+    Every level is padded to its longest group, and ``mask`` (groups), ``mask2`` (what is in them), ``mask3``, ... are 1
+    where there is something and 0 where there is padding, which repeats a row of the data. Groups of the first level
+    are sorted by their ids and dealt out to the shards in equal numbers: ``values[shards["mask"] > 0]`` has one value
+    for each, in that order, and ``values[shards["mask2"] > 0]`` one for each group within. What is the same for all
+    rows of a group is its first entry, ``shard["x"][:, 0]``.
+
+    Parameters
+    ----------
+    columns
+        arrays with a row for each observation, by name.
+    by
+        the group of every row, or a list of such from the outermost to the innermost: ``[school, room]``. Rooms of
+        different schools are different, even if they have the same id.
+    n_shards
+        by default 100, or as many as there are groups.
+    """
+    columns = {name: np.asarray(column) for name, column in columns.items()}
+    by = [np.asarray(ids) for ids in (by if isinstance(by, list | tuple) else [by])]
+    n = _rows_alike({**columns, **{f"by[{level}]": ids for level, ids in enumerate(by)}})
+    place = _places(by, n)
+    n_groups = int(place[0].max()) + 1
+    n_shards = (
+        min(100, n_groups) if n_shards is None else whole("n_shards", n_shards, least=1, most=n_groups, of="groups")
+    )
+    first = layout(consecutive(n_groups, n_shards))
+    shard, slot = np.divmod(first.slots[place[0]], first.rows.shape[1])
+    where = (shard, slot, *place[1:])
+    rows = np.full([int(index.max()) + 1 for index in where], -1)
+    rows[where] = np.arange(n)
+    real = rows >= 0
+    masks = [real.any(axis=tuple(range(level + 1, real.ndim))) for level in range(1, real.ndim)]
+    flat = rows.ravel()
+    padded = flat[np.maximum.accumulate(np.where(flat >= 0, np.arange(flat.size), 0))].reshape(rows.shape)
+    return {
+        **{name: column[padded] for name, column in columns.items()},
+        **{mask_name(level): mask.astype(float) for level, mask in enumerate(masks, 1)},
+    }
+
+
+def _places(by: list[np.ndarray], n: int) -> list[np.ndarray]:
+    """The number of every row's group, of its group within that group, ..., and of the row within the last."""
+    place, parent = [], np.zeros(n, int)
+    for ids in [*by, np.arange(n)]:
+        code = np.unique(ids, return_inverse=True)[1]
+        pair, group = np.unique(np.stack([parent, code]), axis=1, return_inverse=True)
+        first = np.searchsorted(pair[0], pair[0])  # of all groups with this parent
+        place.append((np.arange(pair.shape[1]) - first)[group])
+        parent = group
+    return place
+
+
+def _rows_alike(columns: Mapping[str, np.ndarray]) -> int:
+    lengths = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        msg = f"`columns` and `by` must be arrays with one row for each observation, got {lengths} rows."
+        raise ValueError(msg)
+    return next(iter(lengths.values()))
 
 
 def along_space(coordinates: np.ndarray) -> np.ndarray:

@@ -3,6 +3,9 @@
 Leaves whose leading size differs between shards are *rows*. They are padded to the longest shard by
 repeating the last row (so that a logarithm or a division of a padded row stays finite), and the shard gets
 the key ``"mask"``: 1 for a real row, 0 for a padded one. Equal shards are stacked as they are.
+
+Shards that are dicts get the key ``"fraction"`` if they have none: each one's share of all rows, which is its share of
+what counts once for the whole data.
 """
 
 from __future__ import annotations
@@ -15,6 +18,12 @@ import numpy as np
 
 PyTree = Any
 MASK = "mask"
+FRACTION = "fraction"
+
+
+def mask_name(level: int) -> str:
+    """Return the key of the mask of rows (level 1), of rows within rows (level 2), and so on."""
+    return MASK if level == 1 else f"{MASK}{level}"
 
 
 def stack(shards: PyTree) -> tuple[PyTree, np.ndarray | None]:
@@ -36,6 +45,8 @@ def stack(shards: PyTree) -> tuple[PyTree, np.ndarray | None]:
         raise ValueError(msg)
     for path, leaf in leaves:
         _check_leaf(_name(path), np.asarray(leaf))
+    if isinstance(shards, dict) and FRACTION not in shards:
+        shards = {**shards, FRACTION: _fractions(shards)}
     return jax.tree.map(to_device, shards), rows
 
 
@@ -105,6 +116,16 @@ def _stack_list(shards: list[PyTree]) -> tuple[PyTree, np.ndarray | None]:
     ]
     stacked = jax.tree.unflatten(structure, padded)
     return {**stacked, MASK: (np.arange(longest) < rows[:, None]).astype(float)}, rows
+
+
+def _fractions(shards: dict[str, Any]) -> np.ndarray:
+    """Each shard's share of the rows that are real."""
+    n_shards = np.shape(jax.tree.leaves(shards)[0])[0]
+    rows = np.asarray(shards[MASK], float).reshape(n_shards, -1).sum(1) if MASK in shards else np.ones(n_shards)
+    if not (rows > 0).all():
+        msg = f"no shard may be empty: {MASK!r} of shard {int(rows.argmin())} is 0 for all rows; leave it out."
+        raise ValueError(msg)
+    return rows / rows.sum()
 
 
 def _pad(leaf: np.ndarray, longest: int) -> np.ndarray:

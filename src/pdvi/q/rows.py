@@ -1,0 +1,76 @@
+"""Rows of a shard, and rows within rows: how many there are, and which of them are padding.
+
+A shard's ``mask`` is (rows,): 1 for a real row. Where rows hold rows of their own, ``mask2`` is (rows, rows of a row),
+and so on (see `pdvi.partition.nested`). Shards of one size have none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pdvi._base.types import Array, PyTree
+from pdvi.shards.stacking import FRACTION, mask_name
+
+
+def masks(shard: Mapping[str, Any]) -> list[Array]:
+    """Return the masks of a shard, the outermost rows first."""
+    found: list[Array] = []
+    while mask_name(len(found) + 1) in shard:
+        found.append(shard[mask_name(len(found) + 1)])
+    return found
+
+
+def sizes(shard: Mapping[str, Any], levels: int) -> tuple[int, ...]:
+    """Return how many rows a shard has, how many rows each of these, and so on for so many levels.
+
+    Told by masks, and where there are none by the leading axes that all arrays of the shard share.
+    """
+    known = masks(shard)
+    if len(known) >= levels:
+        return known[levels - 1].shape
+    leaves = [leaf for name, part in shard.items() if name != FRACTION for leaf in jax.tree.leaves(part)]
+    shapes = {leaf.shape[:levels] for leaf in leaves if leaf.ndim}
+    if len(shapes) != 1 or len(next(iter(shapes))) != levels:
+        told = {name: tuple(jnp.shape(part)) for name, part in shard.items() if name != FRACTION}
+        msg = (
+            f"every array of a shard must begin with its rows, for {levels} level(s) of local variables, got the "
+            f"shapes {told}; override `sizes` to say how many rows a shard has."
+        )
+        raise ValueError(msg)
+    return next(iter(shapes))
+
+
+def total(what: str, terms: PyTree, shard: Mapping[str, Any], *, all_levels: bool = False) -> Array:
+    """Return the sum of terms over real rows: each array times the deepest mask whose shape it begins with.
+
+    ``all_levels``: one of them must reach the innermost rows, since a sum over padded ones would go unnoticed.
+    """
+    known = masks(shard)
+    arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(terms)]
+    depths = [_depth(array, known) for array in arrays]
+    deepest = len(known) if all_levels else min(1, len(known))
+    if known and arrays and (min(depths) < 1 or max(depths) < deepest):
+        wanted = known[deepest - 1].shape
+        msg = (
+            f"`{what}` must return a term for each row, of shape {wanted} or with more axes, since rows were padded, "
+            f"got {[array.shape for array in arrays]}; leave the sum over rows to pdvi."
+        )
+        raise ValueError(msg)
+    return sum((_masked(array, known, depth).sum() for array, depth in zip(arrays, depths)), start=jnp.asarray(0.0))
+
+
+def _depth(array: Array, known: list[Array]) -> int:
+    """The number of the deepest mask whose shape an array begins with, 0 if there is none."""
+    fits = [depth for depth, mask in enumerate(known, 1) if array.shape[:depth] == mask.shape]
+    return max(fits, default=0)
+
+
+def _masked(array: Array, known: list[Array], depth: int) -> Array:
+    if not depth:
+        return array
+    mask = known[depth - 1]
+    return array * mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim))
