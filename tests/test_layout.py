@@ -25,6 +25,7 @@ ORDER = [
     ["pdvi.executors"],
     ["pdvi.run"],
     ["pdvi.mixtures"],
+    ["pdvi.estimators"],
     ["pdvi.graphs", "pdvi.metrics", "pdvi.theory"],
     ["pdvi._anndata"],
     ["pdvi.datasets"],

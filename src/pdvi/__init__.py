@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
+    from pdvi.estimators import LatentDirichlet
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -45,6 +46,7 @@ __all__ = [
     "Executor",
     "GaussianMixture",
     "JointStep",
+    "LatentDirichlet",
     "MemoizedVB",
     "Memory",
     "Model",
@@ -101,6 +103,7 @@ _LATER = {
     "Executor": "pdvi.core.executor:Executor",
     "GaussianMixture": "pdvi.mixtures.estimators:GaussianMixture",
     "JointStep": "pdvi.solvers.primal_dual.oracles:JointStep",
+    "LatentDirichlet": "pdvi.estimators:LatentDirichlet",
     "MemoizedVB": "pdvi.solvers:MemoizedVB",
     "Memory": "pdvi.executors:Memory",
     "Model": "pdvi.core.model:Model",

@@ -1,5 +1,6 @@
 """Simulated problems, mixtures and tissues, with a known truth."""
 
+from pdvi.datasets.models import Documents, documents
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
@@ -14,9 +15,11 @@ from pdvi.datasets.problems import (
 from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
+    "Documents",
     "MixtureData",
     "TissueFeatures",
     "TwoLevelTissue",
+    "documents",
     "embryo",
     "mixture",
     "quadratic",
