@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
-    from pdvi.estimators import LatentDirichlet
+    from pdvi.estimators import LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -49,6 +49,7 @@ __all__ = [
     "LatentDirichlet",
     "MemoizedVB",
     "Memory",
+    "MixedGLM",
     "Model",
     "Newton",
     "Point",
@@ -106,6 +107,7 @@ _LATER = {
     "LatentDirichlet": "pdvi.estimators:LatentDirichlet",
     "MemoizedVB": "pdvi.solvers:MemoizedVB",
     "Memory": "pdvi.executors:Memory",
+    "MixedGLM": "pdvi.estimators:MixedGLM",
     "Model": "pdvi.core.model:Model",
     "Newton": "pdvi.solvers.primal_dual.oracles:Newton",
     "Point": "pdvi.core.result:Point",

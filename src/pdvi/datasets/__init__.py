@@ -1,6 +1,6 @@
 """Simulated problems, mixtures and tissues, with a known truth."""
 
-from pdvi.datasets.models import Documents, documents
+from pdvi.datasets.models import Documents, Grouped, documents, grouped
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
@@ -16,11 +16,13 @@ from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
     "Documents",
+    "Grouped",
     "MixtureData",
     "TissueFeatures",
     "TwoLevelTissue",
     "documents",
     "embryo",
+    "grouped",
     "mixture",
     "quadratic",
     "quartic",

@@ -4,6 +4,7 @@ from pdvi.core.problem import Problem
 from pdvi.models.free_mixture import FreeMixtureModel
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
 from pdvi.models.latent_dirichlet import LatentDirichletModel
+from pdvi.models.mixed_glm import MixedGLMModel
 from pdvi.models.potts_mixture import PottsMixtureModel
 from pdvi.models.quadratic import Quadratic
 from pdvi.models.sample_offsets import SampleOffsets
@@ -14,6 +15,7 @@ __all__ = [
     "FreeMixtureModel",
     "GaussianMixtureModel",
     "LatentDirichletModel",
+    "MixedGLMModel",
     "PottsMixtureModel",
     "Problem",
     "Quadratic",
