@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
+    from pdvi.estimators import LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -47,8 +48,10 @@ __all__ = [
     "Executor",
     "GaussianMixture",
     "JointStep",
+    "LatentDirichlet",
     "MemoizedVB",
     "Memory",
+    "MixedGLM",
     "Model",
     "Newton",
     "Point",
@@ -106,8 +109,10 @@ _LATER = {
     "Executor": "pdvi.core.executor:Executor",
     "GaussianMixture": "pdvi.mixtures.estimators:GaussianMixture",
     "JointStep": "pdvi.solvers.primal_dual.oracles:JointStep",
+    "LatentDirichlet": "pdvi.estimators:LatentDirichlet",
     "MemoizedVB": "pdvi.solvers:MemoizedVB",
     "Memory": "pdvi.executors:Memory",
+    "MixedGLM": "pdvi.estimators:MixedGLM",
     "Model": "pdvi.core.model:Model",
     "Newton": "pdvi.solvers.primal_dual.oracles:Newton",
     "Point": "pdvi.core.result:Point",

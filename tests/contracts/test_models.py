@@ -34,6 +34,7 @@ PROBLEMS = {
     "free mixture": lambda: free_problem(),
     "potts mixture": lambda: tissue_problem(300, 5),
     "samples with offsets": lambda: offset_problem(two_samples(300), 5)[0],
+    "latent dirichlet": lambda: pdvi.datasets.documents(40, n_words=12, n_topics=3, length=20).problem(n_shards=3),
     "skeleton": lambda: pdvi.Problem(SKELETON["RobustRegression"](3), SKELETON["simulate"](60, n_shards=4)[0]),
 }
 

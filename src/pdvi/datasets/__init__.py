@@ -1,5 +1,6 @@
 """Simulated problems, mixtures and tissues, with a known truth."""
 
+from pdvi.datasets.models import Documents, Grouped, documents, grouped
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
@@ -14,10 +15,14 @@ from pdvi.datasets.problems import (
 from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
+    "Documents",
+    "Grouped",
     "MixtureData",
     "TissueFeatures",
     "TwoLevelTissue",
+    "documents",
     "embryo",
+    "grouped",
     "mixture",
     "quadratic",
     "quartic",

@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base import room
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, traced
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Reader, Solver, State, Visitor, add
 from pdvi.executors.steps import folded, run_steps, visited
 from pdvi.shards.stacking import put, take
+
+STATES = 2  # of all shards that are held at once: as it was, and as it is after a step
 
 
 class Memory(Executor):
@@ -31,6 +34,7 @@ class Memory(Executor):
             )
             raise ValueError(msg)
         self.problem, self._key = problem, key
+        _check_room(problem, problem.local_shape(), "local variables")
         lam, own_local = problem.init(key)
         if local is not None:
             own_local = _like(own_local, local)
@@ -38,6 +42,8 @@ class Memory(Executor):
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""
+        kept = eqx.filter_eval_shape(solver.own, self.problem, state.server, self.problem.local_shape())
+        _check_room(self.problem, kept, f"what {type(solver).__name__} keeps (copies of the globals, duals)")
         return state._replace(own=_begun(self.problem, traced(solver), state.server, state.local))
 
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
@@ -68,6 +74,22 @@ class Memory(Executor):
     def local_params(self, state: State) -> PyTree:
         """Return the local variables of all shards."""
         return jax.tree.map(np.asarray, state.local)
+
+
+def _check_room(problem: Problem, one: PyTree, what: str) -> None:
+    """Say what will be taken before it is: arrays of all shards, once before and once after a step."""
+    per_shard = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
+    needed, free = STATES * problem.n_shards * per_shard, room.available()
+    if needed <= free:
+        return
+    most = int(free / (STATES * per_shard))
+    fewer = f"put more rows into each shard, {most} shards at most; or " if most else ""
+    msg = (
+        f"`problem` must fit into memory: {what} of {problem.n_shards} shards, for {problem.n_global} globals, "
+        f"take {room.in_words(needed)}, {room.in_words(per_shard)} for each shard before and after a step, and "
+        f"{room.in_words(free)} are free; {fewer}write it with pdvi.write_store and use executor=pdvi.Disk()."
+    )
+    raise MemoryError(msg)
 
 
 def _like(template: PyTree, local: PyTree) -> PyTree:

@@ -3,6 +3,8 @@
 from pdvi.core.problem import Problem
 from pdvi.models.free_mixture import FreeMixtureModel
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
+from pdvi.models.latent_dirichlet import LatentDirichletModel
+from pdvi.models.mixed_glm import MixedGLMModel
 from pdvi.models.potts_mixture import PottsMixtureModel
 from pdvi.models.quadratic import Quadratic
 from pdvi.models.sample_offsets import SampleOffsets
@@ -12,6 +14,8 @@ from pdvi.models.two_level_mixture import TwoLevelMixtureModel
 __all__ = [
     "FreeMixtureModel",
     "GaussianMixtureModel",
+    "LatentDirichletModel",
+    "MixedGLMModel",
     "PottsMixtureModel",
     "Problem",
     "Quadratic",

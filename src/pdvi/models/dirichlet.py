@@ -25,7 +25,7 @@ SHIFT = 10  # from this argument on the asymptotic series are exact in double pr
 def expected_log(rho: Array) -> Array:
     """Return E log theta of every row, psi(alpha_c) - psi(sum alpha)."""
     alpha = jnp.exp(rho)
-    return _digamma(alpha) - _digamma(alpha.sum(-1, keepdims=True))
+    return digamma(alpha) - digamma(alpha.sum(-1, keepdims=True))
 
 
 def divergence(rho: Array, prior: Array) -> Array:
@@ -124,7 +124,7 @@ def _look(row: _Row, rho: Array) -> _Place:
     share = alpha / total
     # all at once, behind a barrier: fused into what follows they would be computed, and compiled, many times over
     both = jnp.concatenate([alpha, total], axis=-1)
-    special = jax.lax.optimization_barrier((_digamma(both), _mild(both), *_scaled_polygammas(both)))
+    special = jax.lax.optimization_barrier((digamma(both), _mild(both), *_scaled_polygammas(both)))
     (psi, mild, one, two), (all_psi, all_mild, all_one, all_two) = (
         [leaf[..., part] for leaf in special] for part in (slice(None, -1), slice(-1, None))
     )
@@ -168,26 +168,26 @@ def _spread(alpha: Array) -> Array:
 
 
 @jax.custom_jvp
-def _digamma(x: Array) -> Array:
-    """psi(x)."""
+def digamma(x: Array) -> Array:
+    """Return psi(x)."""
     v = 1 / (x + SHIFT)
-    return jnp.log(x + SHIFT) - 0.5 * v - _digamma_tail(v) - (1 / _steps(x)).sum(-1)
+    return jnp.log(x + SHIFT) - 0.5 * v - _digamma_tail(v) - _ratios(x)[0] / x
 
 
-@_digamma.defjvp
+@digamma.defjvp
 def _digamma_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    return _digamma(x), _scaled_polygammas(x)[0] / x**2 * dx
+    return digamma(x), _scaled_polygammas(x)[0] / x**2 * dx
 
 
 @jax.custom_jvp
 def _mild(x: Array) -> Array:
     """log Gamma(x) - x psi(x) + x, which grows like -1/2 log x where its terms grow like x log x."""
     v = 1 / (x + SHIFT)
-    s, steps = v * v, _steps(x)
+    s = v * v
     tail = v * (1 / 6 - s * (1 / 90 - s * (1 / 210 - s * (1 / 210 - s * (5 / 594 - s * (691 / 30030 - s / 11))))))
     far = 0.5 * (math.log(2 * math.pi) + 1 + jnp.log(v)) + tail - SHIFT * (1 + 0.5 * v + _digamma_tail(v))
-    return far + (x[..., None] / steps).sum(-1) - jnp.log((steps * v[..., None]).prod(-1))
+    return far + _ratios(x)[0] - jnp.log(math.prod((x + step) * v for step in range(SHIFT)))
 
 
 @_mild.defjvp
@@ -199,11 +199,12 @@ def _mild_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
 def _scaled_polygammas(x: Array) -> tuple[Array, Array]:
     """x^2 psi'(x) and x^3 psi''(x), which neither overflow at 0 nor vanish at infinity."""
     v = 1 / (x + SHIFT)
-    s, ratio = v * v, x[..., None] / _steps(x)
+    s = v * v
+    _, squares, cubes = _ratios(x)
     first = s * (1 / 6 - s * (1 / 30 - s * (1 / 42 - s * (1 / 30 - s * (5 / 66 - s * (691 / 2730 - s * 7 / 6))))))
     second = s * (1 / 2 - s * (1 / 6 - s * (1 / 6 - s * (3 / 10 - s * (5 / 6 - s * (691 / 210 - s * 35 / 2))))))
-    first = x * (x * v) * (1 + 0.5 * v + first) + (ratio**2).sum(-1)
-    return first, -x * (x * v) ** 2 * (1 + v + second) - 2 * (ratio**3).sum(-1)
+    first = x * (x * v) * (1 + 0.5 * v + first) + squares
+    return first, -x * (x * v) ** 2 * (1 + v + second) - 2 * cubes
 
 
 def _digamma_tail(v: Array) -> Array:
@@ -212,6 +213,10 @@ def _digamma_tail(v: Array) -> Array:
     return s * tail
 
 
-def _steps(x: Array) -> Array:
-    """x, x + 1, ..., x + SHIFT - 1 along a new last axis."""
-    return x[..., None] + jnp.arange(SHIFT, dtype=x.dtype)
+def _ratios(x: Array) -> tuple[Array, Array, Array]:
+    """Sums of x / (x + i), their squares and cubes, i below SHIFT: one by one, an axis of ten is slow to add up."""
+    first = second = third = jnp.zeros_like(x)
+    for step in reversed(range(SHIFT)):
+        ratio = x / (x + step)
+        first, second, third = first + ratio, second + ratio * ratio, third + ratio * ratio * ratio
+    return first, second, third

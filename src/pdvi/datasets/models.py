@@ -1,0 +1,132 @@
+"""Simulate data of the models that ship: documents, observations in groups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from pdvi._base import checks
+from pdvi.core.problem import Problem
+from pdvi.estimators import topic_problem
+from pdvi.models.mixed_glm import FAMILIES
+
+
+class Documents(NamedTuple):
+    """Word counts of documents, with the topics that they were made of."""
+
+    X: sp.csr_matrix  # (documents, words)
+    topics: np.ndarray  # (topics, words): how often a topic uses a word
+    shares: np.ndarray  # (documents, topics): what a document is made of
+
+    def problem(self, n_topics: int | None = None, *, n_shards: int | None = None, seed: int = 0) -> Problem:
+        """Return the problem of finding that many topics, by default as many as there are."""
+        n_topics = len(self.topics) if n_topics is None else n_topics
+        return topic_problem(self.X, n_topics, n_shards=n_shards, seed=seed)
+
+
+def documents(
+    n: int = 1_000,
+    *,
+    n_words: int = 500,
+    n_topics: int = 5,
+    length: float = 80.0,
+    evenness: float = 0.1,
+    word_evenness: float = 0.05,
+    in_order: bool = False,
+    seed: int = 0,
+) -> Documents:
+    """Simulate latent Dirichlet allocation.
+
+    Parameters
+    ----------
+    length
+        mean number of words of a document; lengths are negative binomial, with a standard deviation of half of it.
+    evenness
+        concentration of a document's shares: small, and it has few topics.
+    word_evenness
+        concentration of a topic's words.
+    in_order
+        documents come sorted by their main topic, as they may lie on a disk.
+    """
+    for name, value in (("n", n), ("n_words", n_words), ("n_topics", n_topics)):
+        checks.whole(name, value, least=1)
+    for name, size in (("length", length), ("evenness", evenness), ("word_evenness", word_evenness)):
+        checks.positive(name, size)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    topics = rng.dirichlet(np.full(n_words, word_evenness), n_topics)
+    shares = rng.dirichlet(np.full(n_topics, evenness), n)
+    if in_order:
+        shares = shares[np.argsort(shares.argmax(1), kind="stable")]
+    sizes = 1 + rng.poisson(rng.gamma(4.0, length / 4.0, n))
+    of_topic = rng.multinomial(sizes, shares)
+    rows, columns = [], []
+    for k in range(n_topics):
+        document = np.repeat(np.arange(n), of_topic[:, k])
+        rows.append(document)
+        columns.append(np.searchsorted(np.cumsum(topics[k])[:-1], rng.random(len(document)), side="right"))
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    X = sp.coo_matrix((np.ones(len(row), np.int64), (row, column)), shape=(n, n_words)).tocsr()
+    return Documents(X, topics, shares)
+
+
+class Grouped(NamedTuple):
+    """Observations in groups as a table, with the truth."""
+
+    table: pd.DataFrame  # columns y, x1, x2, ..., group
+    coef: np.ndarray  # of the intercept and the predictors
+    covariance: np.ndarray  # of the random intercept and, if there are, the slopes of the first predictors
+
+
+def grouped(
+    n_groups: int = 200,
+    *,
+    size: float = 10.0,
+    family: str = "normal",
+    n_predictors: int = 2,
+    n_slopes: int = 0,
+    spread: float = 0.7,
+    sigma: float = 0.5,
+    seed: int = 0,
+) -> Grouped:
+    """Simulate a mixed model: y ~ family(coef' (1, x) + u' (1, x_1..)), u ~ N(0, covariance), for each group.
+
+    Parameters
+    ----------
+    size
+        mean number of observations of a group, which has at least one.
+    n_slopes
+        predictors with a slope of their own in every group, besides the intercept.
+    spread
+        standard deviation of the random intercepts; slopes have half of it, and a correlation of 0.3 with everything.
+    sigma
+        standard deviation of normal observations.
+    """
+    for name, value in (("n_groups", n_groups), ("n_predictors", n_predictors)):
+        checks.whole(name, value, least=1)
+    checks.whole("n_slopes", n_slopes, most=n_predictors, of="the number of predictors")
+    for name, number in (("size", size), ("spread", spread), ("sigma", sigma)):
+        checks.positive(name, number)
+    checks.one_of("family", family, FAMILIES)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(n_groups), 1 + rng.poisson(size - 1 if size > 1 else 0.0, n_groups))
+    x = np.column_stack([np.ones(len(group)), rng.standard_normal((len(group), n_predictors))])
+    coef = rng.normal(0, 0.5, n_predictors + 1)
+    sd = spread * np.r_[1.0, np.full(n_slopes, 0.5)]
+    covariance = np.outer(sd, sd) * (0.7 * np.eye(n_slopes + 1) + 0.3)
+    u = rng.multivariate_normal(np.zeros(n_slopes + 1), covariance, n_groups)
+    eta = x @ coef + (x[:, : n_slopes + 1] * u[group]).sum(1)
+    if family == "bernoulli":
+        y = (rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)
+    elif family == "poisson":
+        y = rng.poisson(np.exp(np.minimum(eta, 8.0))).astype(float)
+    else:
+        y = eta + sigma * rng.standard_normal(len(eta))
+    names = [f"x{j}" for j in range(1, n_predictors + 1)]
+    table = pd.DataFrame(x[:, 1:], columns=names).assign(group=group)
+    table.insert(0, "y", y)
+    return Grouped(table, coef, covariance)
