@@ -62,6 +62,7 @@ def test_the_model_skeleton_finds_the_truth():
     np.testing.assert_allclose(result.global_params["beta"], beta, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_own_models_runs(capsys):
     """As written, and it comes to what the data were made with."""
     text = (ROOT / "docs/tutorials/own-model.md").read_text()

@@ -110,9 +110,8 @@ def nested(columns: Mapping[str, np.ndarray], by: Any, *, n_shards: int | None =
     n = _rows_alike({**columns, **{f"by[{level}]": ids for level, ids in enumerate(by)}})
     place = _places(by, n)
     n_groups = int(place[0].max()) + 1
-    n_shards = (
-        min(100, n_groups) if n_shards is None else whole("n_shards", n_shards, least=1, most=n_groups, of="groups")
-    )
+    wanted = min(100, n_groups) if n_shards is None else n_shards
+    n_shards = whole("n_shards", wanted, least=1, most=n_groups, of="the number of groups")
     first = layout(consecutive(n_groups, n_shards))
     shard, slot = np.divmod(first.slots[place[0]], first.rows.shape[1])
     where = (shard, slot, *place[1:])
