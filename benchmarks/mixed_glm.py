@@ -43,7 +43,7 @@ def main() -> None:
         line("truth", groups, 0.0, data.coef, float(np.sqrt(data.covariance[0, 0])))
         began = time.perf_counter()
         ours = pdvi.MixedGLM("y ~ x1 + x2 + (1 | group)", family="bernoulli").fit(data.table)
-        sd = float(np.sqrt(ours.covariance_.iloc[0, 0]))
+        sd = float(np.sqrt(ours.covariance_.to_numpy()[0, 0]))
         state = f"{ours.n_iter_} epochs, {ours.result_.status.name}"
         line(f"pdvi, {state}", groups, time.perf_counter() - began, ours.coef_, sd)
         if groups <= options.statsmodels:

@@ -56,9 +56,9 @@ def topic_problem(
     a = 1 / n_topics if document_prior is None else positive("document_prior", document_prior)
     b = 1 / n_topics if topic_prior is None else positive("topic_prior", topic_prior)
     model = LatentDirichletModel(
-        start=_start(X, n_topics, b, np.random.default_rng(seed)),
-        document_prior=np.full(n_topics, float(a)),
-        topic_prior=np.full(X.shape[1], float(b)),
+        start=jax.device_put(_start(X, n_topics, b, np.random.default_rng(seed))),
+        document_prior=jax.device_put(np.full(n_topics, float(a))),
+        topic_prior=jax.device_put(np.full(X.shape[1], float(b))),
     )
     if n_shards is None:
         n_shards = shards_for(X.shape[0], model.start.size, most=SHARDS, least_rows=DOCUMENTS)
@@ -214,8 +214,8 @@ class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         X.eliminate_zeros()
         model = LatentDirichletModel(
             start=self.components_,
-            document_prior=np.full(self.n_components, self.doc_topic_prior_),
-            topic_prior=np.full(X.shape[1], self.topic_word_prior_),
+            document_prior=jax.device_put(np.full(self.n_components, self.doc_topic_prior_)),
+            topic_prior=jax.device_put(np.full(X.shape[1], self.topic_word_prior_)),
             sweeps=SETTLED,
         )
         where = strips(np.diff(X.indptr), -(-X.shape[0] // AT_ONCE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -51,9 +52,9 @@ def mixed_problem(
     size = np.sqrt((z**2).mean(0))
     spread = SPREAD * (noise if family == "normal" else 1.0) / np.where(size > 0, size, 1.0)
     model = MixedGLMModel(
-        coef=coef,
-        factor=np.diag(spread)[np.tril_indices(q)],
-        log_sigma=np.asarray(np.log(noise)),
+        coef=jax.device_put(coef),
+        factor=jax.device_put(np.diag(spread)[np.tril_indices(q)]),
+        log_sigma=jax.device_put(np.asarray(np.log(noise))),
         family=family,
     )
     shards = {name: where.spread(values[order]) for name, values in (("x", x), ("z", z), ("y", y))}
