@@ -1,7 +1,7 @@
 """The digamma function and what an entropy needs of the gamma function, of elementary functions only.
 
 x is moved up by SHIFT steps of the recurrence, and from there the asymptotic series are exact. So no digit is lost at
-either end, in slopes of any order neither, and they compile in a fraction of the time of general polygamma functions.
+either end, nor in slopes of any order.
 """
 
 from __future__ import annotations
