@@ -16,6 +16,7 @@ import scanpy as sc
 from matplotlib.image import imread
 
 import pdvi
+from pdvi._anndata import lazy
 from pdvi._anndata import read as files
 from pdvi._base import atomic as paths
 from pdvi._base import console
@@ -345,12 +346,12 @@ def test_a_traceback_only_with_debug(folder, capsys):
 
 
 def test_the_unexpected_says_so(folder, capsys, monkeypatch):
-    monkeypatch.setattr(paths, "check_writable", lambda path: {}["boo"])
+    monkeypatch.setattr(lazy, "check_output", lambda path: {}["boo"])
     assert run("simulate", "a.h5ad") == 1
     assert capsys.readouterr().err == (
         "pdvi: unexpected KeyError: 'boo'; run again with --debug and report what it prints.\n"
     )
-    monkeypatch.setattr(paths, "check_writable", lambda path: np.empty(10**15))
+    monkeypatch.setattr(lazy, "check_output", lambda path: np.empty(10**15))
     assert run("simulate", "a.h5ad") == 1
     assert capsys.readouterr().err == "pdvi: not enough memory; use fewer spots or genes.\n"
 

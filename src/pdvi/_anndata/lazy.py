@@ -64,7 +64,11 @@ def can_stay_on_disk(path: Path) -> bool:
     import h5py
 
     if path.is_file():
-        return bool(h5py.is_hdf5(path))
+        try:
+            h5py.File(path).close()
+        except OSError:  # no such file, or a damaged one
+            return False
+        return True
     return any((_table(path) / name).exists() for name in (".zgroup", "zarr.json"))
 
 

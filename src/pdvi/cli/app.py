@@ -144,19 +144,19 @@ def domains(
         shown = ", ".join(map(str, slides))
         say(f"reading {shown}")
         settings: dict[str, Any] = {"views": views, "beta": beta, "key_added": key_added, "seed": seed}
-        try:
-            if large is not None:
-                adata = large.found(n_domains, say, **where, **settings)
-                where["sample_key"] = adata.uns[key_added]["params"]["sample_key"] or None
-            else:
-                adata = files.read_slide(slides[0], spatial_key=spatial_key)
-                say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+        if large is not None:
+            adata = large.found(n_domains, say, **where, **settings)
+            where["sample_key"] = adata.uns[key_added]["params"]["sample_key"] or None
+        else:
+            adata = files.read_slide(slides[0], spatial_key=spatial_key)
+            say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
+            try:
                 if layer is not None:  # what is there may have been made from X
                     _prepare(adata, layer, sample_key, spatial_key)
                 tl.domains(adata, n_domains, **where, **settings)
-        except ValueError as error:
-            msg = f"{shown!r}: {error}"
-            raise ValueError(msg) from error
+            except ValueError as error:
+                msg = f"{shown!r}: {error}"
+                raise ValueError(msg) from error
         found = adata.uns[key_added]
         say(found["status"])
         if verbose:
