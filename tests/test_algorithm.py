@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import pdvi
-from models_for_tests import Regression, regression_shards
+from models_for_tests import Regression, algorithm_1, regression_shards
 from models_for_tests import states_of as run
 from pdvi.core.solver import State
 from pdvi.solvers.primal_dual.algorithm import Own, with_mean_dual, with_penalty
@@ -69,7 +69,8 @@ def gradients(problem, state):
 def test_h_is_the_mean_dual_over_D(case):
     problem, oracle = case
     for state in run(problem, pdvi.P2DVI(oracle=oracle), draws(12, 3)):
-        np.testing.assert_allclose(state.server.h, state.own.dual.mean(0) / state.server.penalty, atol=1e-12)
+        server = algorithm_1(state.server)
+        np.testing.assert_allclose(server.h, state.own.dual.mean(0) / server.penalty, atol=1e-12)
 
 
 def test_duals_are_minus_the_gradients_after_an_exact_oracle(case):
@@ -86,8 +87,9 @@ def test_duals_are_minus_the_gradients_after_an_exact_oracle(case):
 def test_with_all_shards_lam0_minimises_the_augmented_lagrangian(case):
     problem, oracle = case
     for state in run(problem, pdvi.P2DVI(oracle=oracle), [np.arange(12)] * 5)[1:]:
-        expected = (state.own.copy + state.own.dual / state.server.penalty).mean(0)
-        np.testing.assert_allclose(state.server.lam0, expected, atol=1e-12)
+        server = algorithm_1(state.server)
+        expected = (state.own.copy + state.own.dual / server.penalty).mean(0)
+        np.testing.assert_allclose(server.lam0, expected, atol=1e-12)
 
 
 def test_unvisited_shards_are_bit_identical(case):
@@ -135,8 +137,8 @@ def test_rescaling_a_block_and_its_step_rescales_the_run(x64, automatic):
     for a, b in zip(run(problem, one, draws(12, 3)), run(other, two, draws(12, 3))):
         expected = problem.unravel(a.lam)
         rescaled = problem.unravel(b.lam)
-        np.testing.assert_allclose(rescaled["weight"], s * expected["weight"], rtol=1e-7)
-        np.testing.assert_allclose(rescaled["gain"], expected["gain"], rtol=1e-7)
+        np.testing.assert_allclose(rescaled["weight"], s * expected["weight"], rtol=1e-6)
+        np.testing.assert_allclose(rescaled["gain"], expected["gain"], rtol=1e-6)
 
 
 def test_a_stationary_point_is_a_fixed_point(case):

@@ -245,9 +245,10 @@ def test_a_slide_that_would_not_fit_is_read_in_blocks(slide, tmp_path, tmp_path_
     assert os.listdir(tmp_path) == [output.name]  # the stages are gone
 
 
+@pytest.mark.slow
 @QUIET
 def test_several_files_are_samples_of_one_analysis(tmp_path, capsys):
-    adata = pdvi.datasets.tissue(1_200, n_genes=60, n_domains=4, n_samples=2, seed=5)
+    adata = pdvi.datasets.tissue(2_000, n_genes=120, n_domains=4, n_samples=2, seed=5)
     parts = [adata[adata.obs["sample"] == name].copy() for name in ("1", "2")]
     parts[1] = parts[1][:, ::-1].copy()  # genes in another order
     for name, part in zip("ab", parts):
@@ -256,7 +257,7 @@ def test_several_files_are_samples_of_one_analysis(tmp_path, capsys):
     arguments = ["domains", tmp_path / "a.h5ad", tmp_path / "b.h5ad", "--out", out, "--n-domains", 4, "--json"]
     assert run(*arguments) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["n_spots"] == 1_200
+    assert told["n_spots"] == 2_000
     found = [ad.read_h5ad(out / f"{name}.h5ad") for name in "ab"]
     assert [list(one.var_names) for one in found] == [list(part.var_names) for part in parts]
     labels = np.concatenate([one.obs["domain"].to_numpy().astype(str) for one in found])

@@ -51,6 +51,7 @@ def test_the_loss_is_the_elbo_written_out(x64):
     np.testing.assert_allclose(objective, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_coordinate_ascent_ends_where_scikit_learn_ends(x64):
     """The same start, the same fixed point: topics and bound."""
     theirs = LatentDirichletAllocation(
@@ -129,6 +130,7 @@ def test_what_it_refuses():
         pdvi.LatentDirichlet(3, max_epochs=1).fit(DATA.X)
 
 
+@pytest.mark.slow
 def test_empty_documents_are_what_the_prior_says():
     counts = sp.vstack([DATA.X[:50], sp.csr_matrix((3, 40), dtype=DATA.X.dtype)])
     lda = pdvi.LatentDirichlet(3, random_state=0).fit(counts)

@@ -122,6 +122,7 @@ def test_slides_of_one_bucket_share_what_is_compiled():
         monitoring.unregister_event_duration_listener(count)
 
 
+@pytest.mark.slow
 def test_a_solver_or_patches_of_ones_own_go_step_by_step():
     X, graph, coordinates = tissue()
     usual = pdvi.PottsMixture(4, beta=0.5, random_state=0).fit(X, graph=graph, coordinates=coordinates)

@@ -115,6 +115,7 @@ def pupils(seed=0, n_schools=9):
     return y[shuffled], school[shuffled], room[shuffled]
 
 
+@pytest.mark.slow
 def test_two_ragged_axes_are_padded_and_masked(x64):
     """Against sums over a long table, without padding and without shards; and whatever the number of shards."""
     y, school, room = pupils()
@@ -234,6 +235,7 @@ def test_p2dvi_solves_what_the_layer_makes():
     assert result.objective == pytest.approx(again.objective, abs=0.05)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(x64):
     """The same rows in equal shards without a mask, in unequal ones with it, and in one."""
     rng = np.random.default_rng(3)

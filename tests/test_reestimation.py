@@ -93,6 +93,7 @@ def test_restarts_are_what_single_runs_reach():
     np.testing.assert_allclose(found.best.global_params["mean"], best.global_params["mean"], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_annealing_begins_soft_and_ends_at_the_models_temperature():
     tissue = pdvi.datasets.tissue_features(1_600, n_features=10, n_domains=4, noise=1.2, patchiness=8, seed=1)
     graph = pdvi.graphs.weights(pdvi.graphs.nearest(tissue.coordinates, 6), tissue.X)

@@ -101,6 +101,7 @@ def test_a_graph_from_elsewhere_is_accepted(fitted):
     assert "potts_weights" not in other.obsp
 
 
+@pytest.mark.slow
 def test_samples_share_domains_but_no_edges():
     both = ad.concat({"a": layered(seed=0), "b": layered(seed=1)}, label="sample", index_unique="-")
     pdvi.pp.prepare(both)
@@ -421,6 +422,7 @@ def test_components_are_enough_where_the_counts_are_gone():
     assert without.uns["X_spatial"]["params"]["use_rep"] == "X_pca"
 
 
+@pytest.mark.slow
 def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
     adata = pdvi.datasets.tissue(600, n_genes=40, n_domains=3, n_samples=2)
     with pytest.warns(UserWarning, match="made what was missing"):
