@@ -42,8 +42,9 @@ def fit_candidates(
             found[k].append(Candidate(one.probabilities, -float(one.result.objective)))
         return found
     tries = Tries(rows, rows.graph, features, most)
+    runs = task.recipe.runs(len(rows.X))
     for k, n in told(asked):
-        start = empirical_bayes(tries.features[n], k, seed=n, recipe=task.recipe)
+        start = empirical_bayes(tries.features[n], k, seed=n, runs=runs, recipe=task.recipe)
         fitted = tries.fit([(n, start)], seed=n)[0]
         found[k].append(Candidate(tries.probabilities(fitted)[:, :k], -float(fitted.result.objective)))
     return found

@@ -40,7 +40,8 @@ class OfAverages:
         """Fit from k-means starts, and return the best."""
         X, task = self.tries.features[self.number], self.tries.task
         seeds = range(self.seed, self.seed + task.n_init)
-        starts = [empirical_bayes(X, task.n_components, seed=one, recipe=task.recipe) for one in seeds]
+        runs = task.recipe.runs(len(X))
+        starts = [empirical_bayes(X, task.n_components, seed=one, runs=runs, recipe=task.recipe) for one in seeds]
         fits = self.tries.fit([(self.number, start) for start in starts], seed=self.seed)
         return self._fit(min(fits, key=lambda fitted: fitted.result.objective))
 

@@ -16,7 +16,7 @@ class Recipe:
 
     # The start: k-means, and the settings it suggests.
     kmeans_rows: int = 20_000  # that k-means looks at: all of the tissue's would cost more than its fit
-    kmeans_runs: int = 8  # of one start, the best is taken: seeds agree then (osmFISH: deviation 0.03 to 0.003)
+    kmeans_runs: int = 8  # of a view's start, the best is taken: seeds agree then (osmFISH: deviation 0.03 to 0.003)
     kmeans_effort: int = 40_000  # rows times runs: with more rows fewer runs; a choice
     whitening_rows: int = 20_000  # a full covariance of some dozen features is known well from so many; a choice
     floor: float = 1e-6  # least variance, over the mean one: constant features must not divide by 0; a choice
@@ -103,7 +103,7 @@ class Recipe:
         return max(1, min(most, self.starts_rows // n_rows))
 
     def runs(self, n_rows: int) -> int:
-        """Return how often k-means of so many rows is run for one start."""
+        """Return how often k-means of so many rows is run for one start of a view."""
         return max(1, min(self.kmeans_runs, self.kmeans_effort // n_rows))
 
     def views(self, n_rows: int) -> int:

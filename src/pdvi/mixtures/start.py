@@ -76,9 +76,15 @@ def padded(settings: EmpiricalBayes, n_components: int, width: int) -> Empirical
 
 
 def empirical_bayes(
-    X: np.ndarray, n_components: int, *, seed: int = 0, subsample: int | None = None, recipe: Recipe = RECIPE
+    X: np.ndarray,
+    n_components: int,
+    *,
+    seed: int = 0,
+    subsample: int | None = None,
+    runs: int = 1,
+    recipe: Recipe = RECIPE,
 ) -> EmpiricalBayes:
-    """Return the paper's settings from k-means on at most ``subsample`` rows (default: as the recipe says).
+    """Return the paper's settings from k-means, the best of so many runs, on at most ``subsample`` rows.
 
     The prior mean xi is the mean of the rows, s0^2 the average variance within clusters, s1^2 that of their means.
     """
@@ -87,7 +93,7 @@ def empirical_bayes(
     subsample = recipe.kmeans_rows if subsample is None else subsample
     rng = np.random.default_rng(seed)
     sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
-    kmeans = KMeans(n_components, n_init=recipe.runs(len(sample)), random_state=int(rng.integers(2**31))).fit(sample)
+    kmeans = KMeans(n_components, n_init=runs, random_state=int(rng.integers(2**31))).fit(sample)
     return from_labels(sample, kmeans.labels_, kmeans.cluster_centers_, recipe)
 
 
