@@ -302,4 +302,4 @@ def test_a_killed_command_goes_on_to_the_same_labels(slide, tmp_path):
     assert start(output).wait() == 0
     labels = [ad.read_h5ad(file).obs["domain"] for file in (whole, output)]
     assert adjusted_rand_score(*labels) > 0.99
-    assert sorted(os.listdir(tmp_path)) == ["compiled", "out.h5ad", "whole.h5ad"]
+    assert set(os.listdir(tmp_path)) - {"compiled"} == {"out.h5ad", "whole.h5ad"}  # stages are gone

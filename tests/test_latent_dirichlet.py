@@ -139,5 +139,6 @@ def test_empty_documents_are_what_the_prior_says():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 def test_scikit_learns_own_checks():
     check_estimator(pdvi.LatentDirichlet(n_components=3, random_state=0, max_epochs=5))
