@@ -14,6 +14,8 @@ from pdvi.mixtures.em import variational_em
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.recipe import RECIPE
 from pdvi.mixtures.start import empirical_bayes, whitened, whitening_of
+from pdvi.mixtures.task import Rows, Task
+from pdvi.mixtures.tries import Tries
 from pdvi.shards.buckets import bucket, degree_bucket
 from pdvi.shards.partition import along_space, layout, median_cuts
 
@@ -133,3 +135,18 @@ def test_a_solver_or_patches_of_ones_own_go_step_by_step():
     small = dataclasses.replace(RECIPE, one_program_rows=100)
     large = pdvi.PottsMixture(4, beta=0.5, random_state=0, recipe=small).fit(X, graph=graph, coordinates=coordinates)
     assert large.result_.solver["class"] == "P2DVI"
+
+
+def test_absent_components_and_columns_of_zeros_change_no_number(x64):
+    X, graph, coordinates = tissue()
+    rows = Rows(X, graph, coordinates)
+    start = empirical_bayes(X, 4)
+    alone = Tries(rows, graph, [X], Task(4, learn_weights=True))
+    wider = np.hstack([X, X[:, :2] ** 2])
+    padded = Tries(rows, graph, [X, wider], Task(6, learn_weights=True))
+    (one,), (two,) = alone.fit([(0, start)]), padded.fit([(0, start)])
+    # absent components are at home after the first epoch
+    np.testing.assert_allclose(two.result.trace["objective"][1:], one.result.trace["objective"][1:], rtol=1e-6)
+    probabilities = padded.probabilities(two)
+    np.testing.assert_allclose(probabilities[:, :4], alone.probabilities(one), atol=1e-7)
+    assert not probabilities[:, 4:].any()

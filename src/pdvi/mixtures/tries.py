@@ -18,7 +18,7 @@ class Tries:
     """Fits of the Potts mixture to a tissue that is seen through several features.
 
     Narrower features are padded with columns of 0, and mixtures with fewer components than ``task`` has with absent
-    ones; padding changes no number.
+    ones; padding changes no label and no probability, and with tied noise no ELBO.
     """
 
     def __init__(self, rows: Rows, graph: sp.csr_array, features: list[np.ndarray], task: Task):
@@ -43,8 +43,10 @@ class Tries:
 
     def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
         white, settings, whitening = in_white_noise(self.features[number], start, self.task)
-        white, settings = widened(white, self.width), padded(settings, self.task.n_components, self.width)
         log_scale = float(np.linalg.slogdet(whitening)[1])
+        if self.task.covariance == "tied":  # a column of 0 with noise of 1 has this density in every row
+            log_scale += 0.5 * np.log(2 * np.pi) * (self.width - white.shape[1])
+        white, settings = widened(white, self.width), padded(settings, self.task.n_components, self.width)
         problem = like(self._first, white, settings, self.where, self.coupling, log_scale, self.sample)
         self._first = self._first or [problem]
         return problem
