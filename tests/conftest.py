@@ -24,3 +24,15 @@ def x64():
     """The mathematics is tested in double precision."""
     with jax.enable_x64(True):
         yield
+
+
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000  # of the 65,530 that Linux allows a process: a compiled program takes about twenty
+
+
+@pytest.fixture(autouse=True)
+def room_for_programs():
+    """Let programs go when there are very many: a process that is given no more mappings crashes."""
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()

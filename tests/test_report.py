@@ -14,6 +14,8 @@ import scipy.sparse as sp
 
 import pdvi
 from pdvi import report
+from pdvi._anndata import blocks
+from pdvi._anndata.lazy import open_lazily
 from pdvi.report import spots
 from pdvi.report.markers import find_markers
 from pdvi.report.words import call
@@ -127,6 +129,27 @@ def test_logarithms_are_not_taken_twice(adata):
     for form in (np.asarray, sp.csr_matrix, sp.csc_matrix, sp.csr_array):
         logged.X = form(dense)
         np.testing.assert_allclose(find_markers(logged, codes, 4).scores, counts.scores, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("ending", ["h5ad", "zarr"])
+def test_markers_of_a_slide_on_disk_are_read_in_blocks(adata, tmp_path, monkeypatch, ending):
+    codes = adata.obs["domain"].cat.codes.to_numpy().astype(int)
+    usual = find_markers(adata, codes, 4)
+    path = tmp_path / f"slide.{ending}"
+    getattr(adata, f"write_{ending}")(path)
+    monkeypatch.setattr(blocks, "NUMBERS", 50 * adata.n_vars)
+    lazy = open_lazily(path)
+    read, own = [], blocks.Part.read
+
+    def counted(part, begin, end):
+        read.append(end - begin)
+        return own(part, begin, end)
+
+    monkeypatch.setattr(blocks.Part, "read", counted)
+    found = find_markers(lazy, codes, 4)
+    assert max(read) == 50
+    np.testing.assert_allclose(found.scores, usual.scores, rtol=1e-3, atol=1e-3)  # sums in single precision
+    np.testing.assert_array_equal(found.expression.columns([3, 1]), usual.expression.columns([3, 1]))
 
 
 def test_without_counts_there_is_a_report_without_markers():

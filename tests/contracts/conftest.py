@@ -2,7 +2,7 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def local_cluster():
     """Two workers on this machine, and a client."""
     dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     settings = {"distributed.worker.daemon": True, "distributed.admin.log-format": "%(message)s"}
@@ -14,3 +14,10 @@ def cluster():
         distributed.Client(cluster) as client,
     ):
         yield cluster, client
+
+
+@pytest.fixture
+def cluster(local_cluster):
+    """The cluster with both of its workers: the one that the test before has killed may be on its way back."""
+    local_cluster[1].wait_for_workers(2, timeout=120)
+    return local_cluster

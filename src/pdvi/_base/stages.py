@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pdvi._base.atomic import replacing, sync
+from pdvi._base.telling import tell
 from pdvi._base.temporary import remove
 
 MANIFEST, LOCK = "stages.json", "lock"
@@ -70,6 +71,7 @@ class Stages:
         if not self._is_whole(stage):
             for file in self.folder.glob(f"{stage}.*.npy"):
                 remove(file)
+            tell(stage)
             draft = Draft(self.folder, stage)
             make(draft)
             for file in draft.files.values():

@@ -426,9 +426,10 @@ def _working(quiet: bool) -> Iterator[Say]:
     """Tell what is being done, and keep what is compiled for the next command."""
     from pdvi._base.compiled import keep_compiled
     from pdvi._base.console import progress
+    from pdvi._base.telling import told_by
 
     keep_compiled()
-    with progress(quiet=quiet) as say:
+    with progress(quiet=quiet) as say, told_by(say):
         yield say
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
+from pdvi._base.telling import tell
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at, replaced
@@ -74,6 +75,7 @@ def refine(
     some = centred(spots.X[::every], sample).X
     if not (force or are_normal_clouds(some, before[::every], task.recipe)):
         return None
+    tell("single spots, from what their averages tell")
     X = some if every == 1 else centred(spots.X, spots.sample).X
     graph = weak_graph()
     weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)

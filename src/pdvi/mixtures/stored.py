@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pdvi._base.telling import tell
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
@@ -60,6 +61,7 @@ def fit_stored(rows: Rows, task: Task, start: Start) -> Found:
     known, results = start.probabilities, []
     path = task.place.folder / "rows.store"
     for number in range(ROUNDS):
+        tell(f"all rows from a store, round {number + 1} of {ROUNDS}", number / ROUNDS)
         labels = np.asarray(known[some].argmax(1))
         settings = from_labels(plain, labels, means_of(plain, known[some]), task.recipe)
         whitening = np.eye(rows.X.shape[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import scipy.sparse as sp
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils import check_random_state
 
+from pdvi._base.telling import tell
 from pdvi.core.result import Result
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.consensus import Consensus, consensus
@@ -122,6 +124,7 @@ def see(
     refined = found is not None
     if found is None and is_large:
         best = seen[0]
+        tell("all spots, from what the views agree on")
         found = fit_rows(tissue.rows(best.view, best.n_components), task, start)
     labels = agreed.labels if found is None else np.asarray(found.probabilities.argmax(1))
     independent = consensus([one.independent for one in seen], n_domains, labels)
@@ -131,6 +134,7 @@ def see(
 
 def _grouped(tissue: Tissue, recipe: Recipe) -> tuple[Tissue, np.ndarray]:
     """Return a tissue of groups of neighbouring spots (of one sample, as far as they lie apart), and their groups."""
+    tell("groups of spots")
     counts = sorted(tissue.averages)
     all_features = np.hstack([tissue.components, *(tissue.averages[count] for count in counts)])
     coarse = coarsened(all_features, tissue.graph, tissue.coordinates, recipe.group_size)
@@ -145,7 +149,11 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     seeds = [int(seed) for seed in check_random_state(task.random_state).randint(2**31, size=len(views))]
     sizes = [view.components(task.n_components, tissue.components.shape[1], task.recipe) for view in views]
     if not is_one_program(tissue.rows(views[0], 1), task, None):
-        return [_fit_large(tissue, *one, task) for one in zip(views, sizes, seeds)]
+        found = []
+        for i, (view, size, seed) in enumerate(zip(views, sizes, seeds)):
+            _tell(views, i)
+            found.append(_fit_large(tissue, view, size, seed, task))
+        return found
     averages = [i for i, view in enumerate(views) if view.kind == "averages"]
     width = max([size for view, size in zip(views, sizes) if view.kind == "types"], default=0)
     features = [tissue.rows(views[i], sizes[i]).X for i in averages]
@@ -159,6 +167,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
         return OfTypes(tries, X, tissue.coordinates, near, width, seeds[i])
 
     def begin(i: int) -> tuple[OfAverages | OfTypes, Fit]:
+        _tell(views, i)
         kind = kind_of(i)
         return kind, kind.begin()
 
@@ -169,6 +178,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
 
     def again(i: int) -> Fit:
         """Fit once more from what others found: one view may have missed what is better for it, too."""
+        _tell(views, i, ", from what others found")
         others = [j for j in different if agreement[i, j] < task.recipe.view_same]
         return min([alone[i], *(kinds[i].again(labels[j]) for j in others)], key=lambda fit: fit.result.objective)
 
@@ -188,8 +198,13 @@ def _side_by_side(views: tuple[View, ...], work: Callable[[int], Any]) -> list[A
         return {i: work(i) for i, view in enumerate(views) if view.kind == kind}
 
     with ThreadPoolExecutor(len(kinds)) as threads:
-        found = {i: done for part in threads.map(of_kind, kinds) for i, done in part.items()}
+        parts = [threads.submit(copy_context().run, of_kind, kind) for kind in kinds]
+        found = {i: done for part in parts for i, done in part.result().items()}
     return [found[i] for i in range(len(views))]
+
+
+def _tell(views: tuple[View, ...], i: int, how: str = "") -> None:
+    tell(f"view {i + 1} of {len(views)}: {views[i].kind} of {views[i].n_neighbors} neighbours{how}", i / len(views))
 
 
 def _fit_large(tissue: Tissue, view: View, size: int, seed: int, task: Task) -> Seen:

@@ -25,9 +25,7 @@ from pdvi.core.model import Augmentation, registered
 from pdvi.models import dirichlet
 
 Locals = dict[str, Array]  # "document": t, (documents, K), and "word": e, (K, V)
-LOWEST = (
-    -40.0
-)  # of t and e, below their largest over the topics: a product of two is still a number in single precision
+LOWEST = -40.0  # of t and e, below the topics' largest: a product of two is still a number in single precision
 
 
 class TopicStatistics(NamedTuple):

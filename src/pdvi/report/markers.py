@@ -1,7 +1,8 @@
 """Marker genes of domains: Welch's t of each domain against the rest, as scanpy's rank_genes_groups has it.
 
-The numbers are those of ``rank_genes_groups(method="t-test")``, which a test compares. They are made here in one pass
-over blocks of rows, without a normalised copy of the matrix, and without the seconds that importing scanpy takes.
+The numbers are those of ``rank_genes_groups(method="t-test")``, which a test compares. They are made here in two passes
+over blocks of rows, without a normalised copy of the matrix (which may be on disk), and without the seconds that
+importing scanpy takes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._anndata.checks import counts_of, is_sparse
+from pdvi._anndata.blocks import Blocks, Part
+from pdvi._anndata.checks import is_sparse
 from pdvi.pp.normalise import looks_like_counts
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-AT_ONCE = 20_000_000  # numbers of a dense block
+LOOKED_AT = 10_000  # values of a block, which tell whether they are counts
 
 
 class Markers(NamedTuple):
@@ -40,26 +42,30 @@ class Expression:
     """Log expression: spots scaled to the median total and log1p; as it is where it is logarithms already."""
 
     def __init__(self, matrix: Any):
-        self.matrix = sp.csr_array(matrix) if is_sparse(matrix) else matrix  # of arrays, * is entry by entry
-        self.factors = np.ones(matrix.shape[0], np.float32)
-        self.counts = looks_like_counts(matrix.data if is_sparse(matrix) else matrix.ravel())
+        matrix = sp.csr_array(matrix) if is_sparse(matrix) else matrix  # rows of another format are slow to take
+        self._blocks = Blocks([Part(matrix)], matrix.shape[1])
+        totals, looked_at = np.zeros(self._blocks.n_rows), [np.empty(0, np.float32)]
+        for rows, block in self._blocks:
+            values = block.data if is_sparse(block) else block.ravel()
+            totals[rows] = np.asarray(block.sum(1), float).ravel()
+            looked_at += [values[:: max(1, values.size // LOOKED_AT)], values[values < 0][:1]]
+        self.counts = looks_like_counts(np.concatenate(looked_at))
+        self._factors = np.ones(len(totals), np.float32)
         if self.counts:
-            totals = np.asarray(matrix.sum(1), float).ravel()
             target = float(np.median(totals[totals > 0])) if (totals > 0).any() else 1.0
-            self.factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)
+            self._factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)
 
-    def blocks(self) -> Iterator[tuple[slice, Any]]:
-        """Yield blocks of rows, sparse if the counts are."""
-        n, width = self.matrix.shape
-        step = max(1, AT_ONCE // max(width, 1))
-        for begin in range(0, n, step):
-            rows = slice(begin, min(n, begin + step))
-            yield rows, self._log(self.matrix[rows], self.factors[rows])
+    def blocks(self, genes: list[int] | None = None) -> Iterator[tuple[slice, Any]]:
+        """Yield blocks of rows, of some genes or all, sparse if the counts are."""
+        for rows, block in self._blocks:
+            yield rows, self._log(block if genes is None else block[:, genes], self._factors[rows])
 
     def columns(self, genes: list[int]) -> np.ndarray:
         """Return some genes of all spots, dense."""
-        block = self._log(self.matrix[:, genes], self.factors)
-        return np.asarray(block.toarray() if is_sparse(block) else block, np.float32)
+        found = np.empty((len(self._factors), len(genes)), np.float32)
+        for rows, block in self.blocks(genes):
+            found[rows] = block.toarray() if is_sparse(block) else block
+        return found
 
     def _log(self, block: Any, factors: np.ndarray) -> Any:
         if not self.counts:
@@ -74,7 +80,7 @@ def find_markers(adata: AnnData, codes: np.ndarray, n_domains: int, *, layer: st
     matrix = adata.X if layer is None else adata.layers[layer]
     if matrix is None or adata.n_vars == 0 or adata.n_obs < 2:
         return None
-    expression = Expression(counts_of(adata, layer))
+    expression = Expression(matrix)
     total, square, present = (np.zeros((n_domains, adata.n_vars)) for _ in range(3))
     for rows, block in expression.blocks():
         mine = np.flatnonzero(codes[rows] >= 0)

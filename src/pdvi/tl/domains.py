@@ -16,6 +16,7 @@ from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPON
 from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi._base.stopwatch import Stopwatch
+from pdvi._base.telling import tell, told
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.pipeline import find_domains
 from pdvi.mixtures.pipeline import refine as refine_spots
@@ -52,6 +53,7 @@ def domains(
     memory_limit: str | float | None = None,
     executor: Any = None,
     stages: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
     copy: bool = False,
 ) -> AnnData | None:
     """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
@@ -80,8 +82,8 @@ def domains(
     covariance
         of the noise: "tied" (one full covariance, re-estimated) or "diagonal".
     n_init
-        k-means starts of a view, of which the best fit is kept; by default 3, of a single view 6, and fewer of both
-        where there are more than 20,000 spots.
+        k-means starts of a view, of which the best fit is kept; by default 1, of a single view 6, fewer where there are
+        more than 20,000 spots.
     refine
         whether labels are refined on single spots' components. By default the data decides: yes if the spots of a
         domain are one normal cloud there (borders get sharper), no if they are not, as when a domain has several cell
@@ -111,6 +113,8 @@ def domains(
     stages
         a folder for what is made of blocks on the way: the same call goes on with what it finds there. By default one
         that is removed at the end.
+    progress
+        write a line to stderr about every stage that takes longer than two seconds; by default on a terminal only.
     copy
         leave ``adata`` as it is, and return a copy with the domains.
     """
@@ -143,23 +147,25 @@ def domains(
     ).checked(adata.n_obs)
     places, sample = _apart(coordinates, samples), samples if samples.any() else None
     weak_graph = partial(_weak_graph, places, samples, recipe.refine_neighbors)
-    if blocks is None:
-        make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
-        graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
-        watch.lap("missing")
-    if given is not None:
-        features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
-        spots = None
-        if refine or (refine is None and use_rep is None and COMPONENTS in adata.obsm):
-            spots = features_of(adata, COMPONENTS, "pdvi.pp.prepare(adata)")
-        single = find_domains(Rows(features, graph, places, sample), task, spots, weak_graph, force=bool(refine))
-        outcome = of_one(single, task)
-    else:
-        chosen = first_views(n_views, adata.n_obs, recipe)
-        of_averages = [view for view in chosen if view.kind == "averages"]
-        counts = {view.n_neighbors for view in of_averages}
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(told(progress))
+        if blocks is None:
+            make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+            graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
+            watch.lap("missing")
+        if given is not None:
+            features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
+            spots = None
+            if refine or (refine is None and use_rep is None and COMPONENTS in adata.obsm):
+                spots = features_of(adata, COMPONENTS, "pdvi.pp.prepare(adata)")
+            single = find_domains(Rows(features, graph, places, sample), task, spots, weak_graph, force=bool(refine))
+            outcome = of_one(single, task)
+        else:
+            chosen = first_views(n_views, adata.n_obs, recipe)
+            of_averages = [view for view in chosen if view.kind == "averages"]
+            counts = {view.n_neighbors for view in of_averages}
             if blocks is None:
+                tell("averages of neighbours")
                 components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
                 tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
             else:

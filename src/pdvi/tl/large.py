@@ -32,7 +32,7 @@ EDGES = 8
 
 FREE = 0.7  # of the memory that is free now: the limit unless told
 PROCESS = 0.7e9  # bytes that a process has before it holds any row
-ROW = 900  # bytes that the fit of a row takes in memory, with its graph and all that is made of it
+ROW = 1_750  # bytes that the fit of a row takes in memory, with its graph and all made of it (2 million: 4.2 GB)
 
 
 class Prepared(NamedTuple):

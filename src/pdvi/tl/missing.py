@@ -12,6 +12,7 @@ from pdvi import gr, pp
 from pdvi._anndata.blocks import Blocks, Part, is_on_disk
 from pdvi._anndata.checks import samples_of, say
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi._base.telling import tell
 from pdvi.mixtures.checks import check_graph
 
 if TYPE_CHECKING:
@@ -51,15 +52,18 @@ def make_missing(
     if use_rep is None:
         averages = again or _unsuitable(adata, NEIGHBORHOOD, sample_key)
         if (components or averages) and (again or _unsuitable(adata, SPATIAL_COMPONENTS, sample_key)):
+            tell("spatial components")
             pp.spatial_components(adata, **_source(adata), **where)
             made.append("pdvi.pp.spatial_components")
         if averages:
+            tell("averages of neighbours")
             pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
             made.append("pdvi.pp.neighborhood")
     if again or graph_key not in adata.obsp:
         if graph_key != WEIGHTS:
             msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
             raise ValueError(msg)
+        tell("the graph")
         gr.knn_graph(adata, use_rep=use_rep, **where)
         made.append("pdvi.gr.knn_graph")
     if again:
