@@ -131,6 +131,7 @@ def test_logarithms_are_not_taken_twice(adata):
         np.testing.assert_allclose(find_markers(logged, codes, 4).scores, counts.scores, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:Writing zarr v2")  # anndata's, until its next release
 @pytest.mark.parametrize("ending", ["h5ad", "zarr"])
 def test_markers_of_a_slide_on_disk_are_read_in_blocks(adata, tmp_path, monkeypatch, ending):
     codes = adata.obs["domain"].cat.codes.to_numpy().astype(int)

@@ -92,7 +92,7 @@ class Executor(ABC):
 
     def evaluate(self, state: State, solver: Solver) -> dict[str, float]:
         """Return objective, gradient norms and the solver's own metrics."""
-        measured = self.look(state, measure, state.lam)
+        measured = self.look(state._replace(own=None), measure, state.lam)
         metrics = self.fold(state, Metrics(solver), state.lam)
         return {**report(self.problem, measured, metrics), **solver.notes(state.server)}
 
@@ -189,11 +189,6 @@ class Metrics(eqx.Module):
 def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
     """Return a shard's loss and its gradient in the globals: a reader."""
     return jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
-
-
-def loss_of(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> Array:
-    """Return a shard's loss: a reader."""
-    return problem.loss(local, lam, shard)
 
 
 def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Everything in this process's memory: the steps between two log points run as one compiled scan."""
+"""Everything in this process's memory: the steps between two log points run as one compiled loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Memory(Executor):
 
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Return the state after one step per row of ``batches``."""
-        return jax.block_until_ready(run_steps(self.problem, traced(solver), state, jnp.asarray(batches)))
+        return jax.block_until_ready(run_steps(self.problem, traced(solver), state, batches))
 
     def visit(
         self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None

@@ -1,4 +1,4 @@
-"""The one compiled loop: steps between two log points as a scan, for one run or, side by side, for several."""
+"""The one compiled loop: steps between two log points, for one run or, side by side, for several."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import traced
 from pdvi.core.problem import Problem, without_halo
 from pdvi.core.solver import Solver, State, add
 from pdvi.shards.stacking import put, take
+
+SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
 
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
@@ -23,21 +27,34 @@ def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
     return State(server, put(state.local, batch, local), put(state.own, batch, own))
 
 
-def steps(problem: Problem, solver: Solver, state: State, batches: Array) -> State:
-    """Return the state after one step per row of ``batches``; the server's sums are made anew first."""
+def steps(problem: Problem, solver: Solver, state: State, batches: Array, count: Array | int) -> State:
+    """Return the state after a step for each of the first rows of ``batches``; the server's sums are made anew first.
+
+    How many is no part of what is compiled: legs of a run differ in their lengths.
+    """
     if (total := folded(solver.kept, None, state.own)) is not None:
         state = state._replace(server=solver.refreshed(problem, state.server, total))
-    return jax.lax.scan(lambda s, batch: (step(problem, solver, s, batch), None), state, batches)[0]
+    return jax.lax.fori_loop(0, count, lambda i, s: step(problem, solver, s, batches[i]), state)
 
 
-run_steps = eqx.filter_jit(steps)
+_compiled_steps = eqx.filter_jit(steps)
+
+
+def run_steps(problem: Problem, solver: Solver, state: State, batches: np.ndarray) -> State:
+    """Return the state after one step per row of ``batches``."""
+    room = max(SHORT, 1 << (len(batches) - 1).bit_length())
+    rows = np.zeros((room, *batches.shape[1:]), batches.dtype)
+    rows[: len(batches)] = batches
+    return _compiled_steps(problem, solver, state, jnp.asarray(rows), jnp.asarray(len(batches)))
 
 
 @eqx.filter_jit
 def run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
     """Return several states after the same batches; ``solvers`` and ``states`` are stacked."""
     arrays, rest = eqx.partition(solvers, eqx.is_array)
-    return jax.vmap(lambda some, state: steps(problem, eqx.combine(some, rest), state, batches))(arrays, states)
+    return jax.vmap(lambda some, state: steps(problem, eqx.combine(some, rest), state, batches, len(batches)))(
+        arrays, states
+    )
 
 
 def side_by_side(solvers: list[Solver]) -> Any:

@@ -10,8 +10,8 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.em import Fitted
 from pdvi.mixtures.program import fit_together
-from pdvi.mixtures.start import centred, empirical_bayes, from_labels, means_of, padded
-from pdvi.mixtures.tries import Tries, widened
+from pdvi.mixtures.start import centred, empirical_bayes, from_labels, means_of, padded, widened
+from pdvi.mixtures.tries import Tries
 from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
 from pdvi.solvers import P2DVI
 

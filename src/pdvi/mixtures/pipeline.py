@@ -32,8 +32,10 @@ from pdvi.mixtures.start import (
     empirical_bayes,
     from_labels,
     means_of,
+    padded,
     whitened,
     whitening_of,
+    widened,
 )
 from pdvi.mixtures.stored import fit_stored
 from pdvi.mixtures.task import Found, Rows, Start, Task
@@ -111,8 +113,13 @@ def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchan
     return Start(probabilities[coarse.group], time.perf_counter() - began)
 
 
-def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False) -> Found:
-    """Fit from k-means starts or from known probabilities, keep the best, put unused components to use."""
+def fit_rows(
+    rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False, width: int | None = None
+) -> Found:
+    """Fit from k-means starts or from known probabilities, keep the best, put unused components to use.
+
+    Rows are padded with columns of 0 up to ``width``: fits of fewer and of more features are then one program.
+    """
     if start is not None and task.place is not None and len(rows.X) > task.place.most_rows:
         return fit_stored(rows, task, start)
     began = time.perf_counter()
@@ -136,7 +143,9 @@ def fit_rows(rows: Rows, task: Task, start: Start | None = None, *, exchange: bo
     else:
         fits = [
             # other draws for every start: exploration forgets where it began
-            _fit_from(settings, rows, X, where, coupling, task, seed=int(seeds[0]) + number, known=known, others=starts)
+            _fit_from(
+                settings, rows, X, where, coupling, task, int(seeds[0]) + number, known, others=starts, width=width
+            )
             for number, settings in enumerate(tries)
         ]
     best = min(fits, key=lambda fit: fit.result.objective)
@@ -237,6 +246,17 @@ def in_white_noise(
     return X @ whitening.T.astype(X.dtype), whitened(settings, whitening, task.recipe), whitening
 
 
+def in_one_shape(
+    white: np.ndarray, settings: EmpiricalBayes, whitening: np.ndarray, log_scale: float, task: Task, width: int
+) -> tuple[np.ndarray, EmpiricalBayes, np.ndarray, float]:
+    """Return rows with columns of 0 up to a width, and absent components up to as many as the task has."""
+    more = width - white.shape[1]
+    if task.covariance == "tied":  # a column of 0 with noise of 1 has this density in every row
+        log_scale += 0.5 * np.log(2 * np.pi) * more
+    matrix = np.pad(whitening, ((0, more), (0, 0)))
+    return widened(white, width), padded(settings, task.n_components, width), matrix, log_scale
+
+
 def like(
     problems: list[Problem],
     X: np.ndarray,
@@ -259,15 +279,18 @@ def _fit_from(
     where: Layout,
     coupling: Coupling | None,
     task: Task,
-    *,
     seed: int,
     known: np.ndarray | None,
+    *,
     others: list[EmpiricalBayes],
+    width: int | None = None,
 ) -> _Fit:
     """Whiten, warm up, fit and re-estimate from one start."""
     recipe, solver = task.recipe, _solver(task, rows)
     white, settings, whitening = in_white_noise(X, settings, task, None if known is None else known.argmax(1))
     log_scale = float(np.linalg.slogdet(whitening)[1])
+    if width is not None:
+        white, settings, whitening, log_scale = in_one_shape(white, settings, whitening, log_scale, task, width)
     if coupling is None:
         problem = gaussian_mixture_problem(white, settings, where, log_scale=log_scale)
     else:

@@ -58,6 +58,11 @@ class EmpiricalBayes(NamedTuple):
     absent: int = 0  # how many of the last means are padding
 
 
+def widened(X: np.ndarray, width: int) -> np.ndarray:
+    """Return the rows with columns of 0 up to a width."""
+    return np.pad(X, ((0, 0), (0, width - X.shape[1])))
+
+
 def padded(settings: EmpiricalBayes, n_components: int, width: int) -> EmpiricalBayes:
     """Return the settings with absent components, and for rows with columns of 0, up to these sizes.
 

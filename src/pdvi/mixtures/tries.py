@@ -8,9 +8,9 @@ import scipy.sparse as sp
 from pdvi.core.problem import Problem
 from pdvi.mixtures.build import coupled
 from pdvi.mixtures.em import Fitted
-from pdvi.mixtures.pipeline import cut, in_white_noise, like
+from pdvi.mixtures.pipeline import cut, in_one_shape, in_white_noise, like
 from pdvi.mixtures.program import fit_together
-from pdvi.mixtures.start import EmpiricalBayes, centred, padded
+from pdvi.mixtures.start import EmpiricalBayes, centred
 from pdvi.mixtures.task import Rows, Task
 
 
@@ -44,14 +44,7 @@ class Tries:
     def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
         white, settings, whitening = in_white_noise(self.features[number], start, self.task)
         log_scale = float(np.linalg.slogdet(whitening)[1])
-        if self.task.covariance == "tied":  # a column of 0 with noise of 1 has this density in every row
-            log_scale += 0.5 * np.log(2 * np.pi) * (self.width - white.shape[1])
-        white, settings = widened(white, self.width), padded(settings, self.task.n_components, self.width)
+        white, settings, _, log_scale = in_one_shape(white, settings, whitening, log_scale, self.task, self.width)
         problem = like(self._first, white, settings, self.where, self.coupling, log_scale, self.sample)
         self._first = self._first or [problem]
         return problem
-
-
-def widened(X: np.ndarray, width: int) -> np.ndarray:
-    """Return the rows with columns of 0 up to a width."""
-    return np.pad(X, ((0, 0), (0, width - X.shape[1])))

@@ -149,11 +149,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     seeds = [int(seed) for seed in check_random_state(task.random_state).randint(2**31, size=len(views))]
     sizes = [view.components(task.n_components, tissue.components.shape[1], task.recipe) for view in views]
     if not is_one_program(tissue.rows(views[0], 1), task, None):
-        found = []
-        for i, (view, size, seed) in enumerate(zip(views, sizes, seeds)):
-            _tell(views, i)
-            found.append(_fit_large(tissue, view, size, seed, task))
-        return found
+        return _fit_large_views(tissue, views, sizes, seeds, task)
     averages = [i for i, view in enumerate(views) if view.kind == "averages"]
     width = max([size for view, size in zip(views, sizes) if view.kind == "types"], default=0)
     features = [tissue.rows(views[i], sizes[i]).X for i in averages]
@@ -171,7 +167,9 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
         kind = kind_of(i)
         return kind, kind.begin()
 
-    kinds, alone = zip(*_side_by_side(views, begin))
+    # compilation, most of a first call, takes one core: each kind has its own program
+    by_kind = [[i for i, view in enumerate(views) if view.kind == kind] for kind in ("averages", "types")]
+    kinds, alone = zip(*_side_by_side(by_kind, begin))
     labels = [fit.labels for fit in alone]
     agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
     different = [j for j in range(len(views)) if (agreement[j, :j] < task.recipe.view_same).all()]
@@ -182,7 +180,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
         others = [j for j in different if agreement[i, j] < task.recipe.view_same]
         return min([alone[i], *(kinds[i].again(labels[j]) for j in others)], key=lambda fit: fit.result.objective)
 
-    best = _side_by_side(views, again)
+    best = _side_by_side(by_kind, again)
     seconds = (time.perf_counter() - began) / len(views)
     return [
         Seen(view, size, fit.probabilities, fit.result, seconds, fit.composition, fit.types, own)
@@ -190,28 +188,41 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     ]
 
 
-def _side_by_side(views: tuple[View, ...], work: Callable[[int], Any]) -> list[Any]:
-    """Return ``work(i)`` of every view, both kinds at once: compilation, most of a first call, takes one core."""
-    kinds = sorted({view.kind for view in views})
+def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[Any]:
+    """Return ``work(i)`` for every number in the groups, in order; each group is a thread's."""
 
-    def of_kind(kind: str) -> dict[int, Any]:
-        return {i: work(i) for i, view in enumerate(views) if view.kind == kind}
+    def of_group(group: list[int]) -> dict[int, Any]:
+        return {i: work(i) for i in group}
 
-    with ThreadPoolExecutor(len(kinds)) as threads:
-        parts = [threads.submit(copy_context().run, of_kind, kind) for kind in kinds]
+    with ThreadPoolExecutor(len(groups)) as threads:
+        parts = [threads.submit(copy_context().run, of_group, group) for group in groups]
         found = {i: done for part in parts for i, done in part.result().items()}
-    return [found[i] for i in range(len(views))]
+    return [found[i] for i in sorted(found)]
 
 
 def _tell(views: tuple[View, ...], i: int, how: str = "") -> None:
     tell(f"view {i + 1} of {len(views)}: {views[i].kind} of {views[i].n_neighbors} neighbours{how}", i / len(views))
 
 
-def _fit_large(tissue: Tissue, view: View, size: int, seed: int, task: Task) -> Seen:
+def _fit_large_views(
+    tissue: Tissue, views: tuple[View, ...], sizes: list[int], seeds: list[int], task: Task
+) -> list[Seen]:
+    """Fit views of a tissue of many shards: the first compiles for all of them, then two at a time."""
+    width = max(sizes)
+
+    def one(i: int) -> Seen:
+        _tell(views, i)
+        return _fit_large(tissue, views[i], sizes[i], width, seeds[i], task)
+
+    rest = range(1, len(views))
+    return [one(0), *_side_by_side([list(rest[::2]), list(rest[1::2])], one)]
+
+
+def _fit_large(tissue: Tissue, view: View, size: int, width: int, seed: int, task: Task) -> Seen:
     """Fit one view of a tissue of many shards."""
     began = time.perf_counter()
     if view.kind == "averages":
-        found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed))
+        found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed), width=width)
         fit = Fit(found.probabilities, found.result)
     else:
         tries = Tries(tissue.rows(VIEWS[0], 1), tissue.graph, [], task)

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
-from pdvi.core.executor import loss_of
+from pdvi.core.executor import measure
 from pdvi.core.model import Conjugate, Natural, require
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Dialogue, Fresh, Look, Solver, Stage, State, Tell
@@ -109,7 +109,7 @@ class Explored(Wrapper):
     def _sent_out(self, state: State) -> Dialogue[State]:
         """Return the start once more: noise finds more from there than from where the first epochs have led."""
         server = state.server
-        reached = yield Look(state, loss_of, server.lam)
+        reached, _ = yield Look(state._replace(own=None), measure, server.lam)
         state = yield Fresh(state)
         inner = server.inner._replace(lam=server.kept)
         exploring = jnp.full_like(server.phase, EXPLORING)
@@ -118,10 +118,10 @@ class Explored(Wrapper):
 
     def concluded(self, problem: Problem, state: State, batch_size: int) -> Dialogue[State]:
         """Return what was found, or where the run was before if that is better."""
-        statistics = yield Look(state, statistics_of, None)
+        statistics = yield Look(state._replace(own=None), statistics_of, None)
         lam = best_globals(problem, statistics)
         found = yield from begun(problem, self, state, lam, batch_size)
-        objective = yield Look(found, loss_of, found.lam)
+        objective, _ = yield Look(found._replace(own=None), measure, found.lam)
         if objective < float(state.server.reached):
             return found
         yield Tell("explored in vain")

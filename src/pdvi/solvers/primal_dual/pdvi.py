@@ -65,7 +65,7 @@ class PrimalDual(Solver):
         if self.eta is not None:
             return self.init(problem, lam, batch_size)
         looked_at = curvature_shards(problem)
-        total = yield Look(state, curvature_reader, lam, looked_at)
+        total = yield Look(state._replace(own=None), curvature_reader, lam, looked_at)
         mean = np.asarray(total, float) / (problem.n_shards if looked_at is None else len(looked_at))
         return start(lam, self.automatic(problem, mean, batch_size))
 
