@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
-    from pdvi.estimators import LatentDirichlet, MixedGLM
+    from pdvi.estimators import FactorAnalysis, LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -46,6 +46,7 @@ __all__ = [
     "Dask",
     "Disk",
     "Executor",
+    "FactorAnalysis",
     "GaussianMixture",
     "JointStep",
     "LatentDirichlet",
@@ -107,6 +108,7 @@ _LATER = {
     "Dask": "pdvi.executors:Dask",
     "Disk": "pdvi.executors:Disk",
     "Executor": "pdvi.core.executor:Executor",
+    "FactorAnalysis": "pdvi.estimators:FactorAnalysis",
     "GaussianMixture": "pdvi.mixtures.estimators:GaussianMixture",
     "JointStep": "pdvi.solvers.primal_dual.oracles:JointStep",
     "LatentDirichlet": "pdvi.estimators:LatentDirichlet",

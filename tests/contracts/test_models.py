@@ -23,6 +23,7 @@ from pdvi.core.model import (
     NaturalGradient,
     offers,
 )
+from pdvi.estimators import factor_problem
 from pdvi.shards.stacking import take
 
 SKELETON = runpy.run_path(str(Path(__file__).parents[2] / "docs/skeletons/model.py"))
@@ -35,6 +36,7 @@ PROBLEMS = {
     "potts mixture": lambda: tissue_problem(300, 5),
     "samples with offsets": lambda: offset_problem(two_samples(300), 5)[0],
     "latent dirichlet": lambda: pdvi.datasets.documents(40, n_words=12, n_topics=3, length=20).problem(n_shards=3),
+    "factor analysis": lambda: factor_problem(pdvi.datasets.factors(60, n_columns=6).X, 2, n_shards=4)[0],
     "skeleton": lambda: pdvi.Problem(SKELETON["RobustRegression"](3), SKELETON["simulate"](60, n_shards=4)[0]),
 }
 

@@ -1,6 +1,6 @@
 """Simulated problems, mixtures and tissues, with a known truth."""
 
-from pdvi.datasets.models import Documents, Grouped, documents, grouped
+from pdvi.datasets.models import Documents, Factors, Grouped, documents, factors, grouped
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
@@ -16,12 +16,14 @@ from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
     "Documents",
+    "Factors",
     "Grouped",
     "MixtureData",
     "TissueFeatures",
     "TwoLevelTissue",
     "documents",
     "embryo",
+    "factors",
     "grouped",
     "mixture",
     "quadratic",

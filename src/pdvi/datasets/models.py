@@ -1,4 +1,4 @@
-"""Simulate data of the models that ship: documents, observations in groups."""
+"""Simulate data of the models that ship: documents, observations in groups, columns with common factors."""
 
 from __future__ import annotations
 
@@ -130,3 +130,38 @@ def grouped(
     table = pd.DataFrame(x[:, 1:], columns=names).assign(group=group)
     table.insert(0, "y", y)
     return Grouped(table, coef, covariance)
+
+
+class Factors(NamedTuple):
+    """Rows whose columns have factors in common, with the truth."""
+
+    X: np.ndarray  # (rows, columns)
+    mean: np.ndarray
+    loading: np.ndarray  # (columns, factors)
+    noise_variance: np.ndarray  # of every column
+    factors: np.ndarray  # (rows, factors)
+
+
+def factors(
+    n: int = 1_000, *, n_columns: int = 20, n_factors: int = 3, noise: float = 1.0, even: bool = False, seed: int = 0
+) -> Factors:
+    """Simulate factor analysis: x = mean + loading z + e, loadings and z standard normal.
+
+    Parameters
+    ----------
+    noise
+        standard deviation of e, as it is on average over the columns; that of one is between a half and three halves of
+        it.
+    even
+        the noise is the same in all columns, as probabilistic PCA has it.
+    """
+    for name, value in (("n", n), ("n_columns", n_columns), ("n_factors", n_factors)):
+        checks.whole(name, value, least=1)
+    checks.positive("noise", noise)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    mean, loading = rng.standard_normal(n_columns), rng.standard_normal((n_columns, n_factors))
+    sd = np.full(n_columns, noise) if even else noise * rng.uniform(0.5, 1.5, n_columns)
+    z = rng.standard_normal((n, n_factors))
+    X = mean + z @ loading.T + sd * rng.standard_normal((n, n_columns))
+    return Factors(X, mean, loading, sd**2, z)

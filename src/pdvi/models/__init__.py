@@ -1,6 +1,7 @@
 """Models: each one file; and the problem, which a store can only open where the models it may name are known."""
 
 from pdvi.core.problem import Problem
+from pdvi.models.factor_analysis import FactorAnalysisModel
 from pdvi.models.free_mixture import FreeMixtureModel
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
 from pdvi.models.latent_dirichlet import LatentDirichletModel
@@ -12,6 +13,7 @@ from pdvi.models.smooth import Quartic, TanhRegression
 from pdvi.models.two_level_mixture import TwoLevelMixtureModel
 
 __all__ = [
+    "FactorAnalysisModel",
     "FreeMixtureModel",
     "GaussianMixtureModel",
     "LatentDirichletModel",
