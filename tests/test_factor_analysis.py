@@ -1,5 +1,6 @@
 """Factor analysis against scikit-learn's, probabilistic PCA against its closed form, both against the likelihood."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -31,9 +32,12 @@ def likelihood(problem, globals_):
     return -multivariate_normal(np.asarray(globals_["mean"]), W @ W.T + np.diag(noise)).logpdf(rows).sum()
 
 
-def settled(problem, lam):
+@eqx.filter_jit
+def evaluated(problem, lam):
+    """Losses and slope at these globals, and the locals that fit them."""
     local = problem.init(jax.random.key(0))[1]
-    return problem.map_shards(lambda phi, shard: problem.model.local_step(phi, problem.unravel(lam), shard), local)
+    local = problem.map_shards(lambda phi, shard: problem.model.local_step(phi, problem.unravel(lam), shard), local)
+    return problem.evaluate(lam, local)
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "isotropic"])
@@ -41,7 +45,7 @@ def test_after_a_local_step_the_loss_is_the_likelihood(x64, noise):
     """So is its slope: locals are at their best. Shards of 42 and 43 rows are padded."""
     problem, _ = factor_problem(DATA.X, 2, noise=noise, n_shards=7)
     lam = problem.init(jax.random.key(0))[0] + 0.2 * jax.random.normal(jax.random.key(1), (problem.n_global,))
-    losses, slope = problem.evaluate(lam, settled(problem, lam))
+    losses, slope = evaluated(problem, lam)
     np.testing.assert_allclose(losses.sum(), likelihood(problem, problem.unravel(lam)), rtol=1e-10)
     step = 1e-5
     for place in (0, problem.n_global - 1):
@@ -55,7 +59,7 @@ def test_the_partition_does_not_change_the_objective(x64):
         problem, _ = factor_problem(DATA.X, 2, n_shards=n_shards)
         lam, local = problem.init(jax.random.key(0))
         local = jax.tree.map(lambda leaf: leaf + 0.3, local)
-        values.append(float(problem.evaluate(lam, local)[0].sum()))
+        values.append(float(eqx.filter_jit(problem.evaluate)(lam, local)[0].sum()))
     np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
 
 
@@ -99,6 +103,7 @@ def test_single_precision_units_and_order_do_not_matter():
     np.testing.assert_allclose(ours.components_ / units, plain.components_, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_on_a_disk_it_is_the_same(tmp_path):
     problem, _ = factor_problem(DATA.X, 2, n_shards=7)
     pdvi.write_store(tmp_path / "store", problem)

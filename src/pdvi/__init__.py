@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
-    from pdvi.estimators import FactorAnalysis, LatentDirichlet, MixedGLM
+    from pdvi.estimators import CountMixture, FactorAnalysis, LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -43,6 +43,7 @@ __all__ = [
     "CheckpointWarning",
     "ControlVariates",
     "CoordinateDescent",
+    "CountMixture",
     "Dask",
     "Disk",
     "Executor",
@@ -105,6 +106,7 @@ _LATER = {
     "CheckpointWarning": "pdvi.run.checkpoint:CheckpointWarning",
     "ControlVariates": "pdvi.solvers:ControlVariates",
     "CoordinateDescent": "pdvi.solvers.primal_dual.oracles:CoordinateDescent",
+    "CountMixture": "pdvi.estimators:CountMixture",
     "Dask": "pdvi.executors:Dask",
     "Disk": "pdvi.executors:Disk",
     "Executor": "pdvi.core.executor:Executor",
