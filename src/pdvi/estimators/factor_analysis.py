@@ -89,7 +89,8 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     """Factor analysis, or probabilistic PCA, by P2D-VI: rows may come in any order.
 
     The ELBO is the log-likelihood, since the factors' posterior is found exactly. Units of the columns do not matter
-    with diagonal noise; a noise variance is at least a millionth of the column's variance.
+    with diagonal noise. A noise variance is at least 1e-4 of the variance of its column (of all, if isotropic): without
+    a least, the likelihood of a column that is constant or given twice has no maximum.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         *,
         noise: str = "diagonal",
         max_epochs: int = 200,
-        tol: float = 1e-6,
+        tol: float = 1e-7,
         solver: Any = None,
         n_shards: int | None = None,
         verbose: int = 0,

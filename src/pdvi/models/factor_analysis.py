@@ -23,7 +23,7 @@ from pdvi.models.gaussian_mixture import log_variance
 from pdvi.models.mixed_glm import covariance_factor
 
 Locals = dict[str, Array]  # "mean": (rows, k), and "factor": C, its lower triangle, logarithms on the diagonal
-LEAST_NOISE = 1e-6  # variance of the noise, in units of the rows: a factor may take all of a column, or it is constant
+LEAST_NOISE = 1e-4  # variance in units of the rows: less is a difference of sums that single precision does not tell
 ROUNDS = 30  # of W and t by turns, at most: they hardly depend on each other
 
 
