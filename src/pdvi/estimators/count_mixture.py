@@ -47,7 +47,8 @@ def count_problem(
     seed
         of the k-means that the start is made of.
     """
-    X = sp.csr_matrix(X).astype(float)
+    X = sp.csr_matrix(X, copy=True).astype(float)
+    X.sum_duplicates()
     n, n_columns = X.shape
     whole("n_components", n_components, least=1, most=n, of="the number of rows")
     s = _checked(size_factors, n) if size_factors is not None else _size_factors(X, _mean_total(X))
@@ -56,7 +57,9 @@ def count_problem(
         n_shards = min(n, max(few, -(-n * n_components * n_columns // AT_ONCE)))
     where = layout(consecutive(n, n_shards))
     mask = where.mask.astype(float)
-    constant = np.bincount(X.nonzero()[0], gammaln(X[X.nonzero()].A1 + 1), n) - np.asarray(X.sum(1)).ravel() * np.log(s)
+    factorials = X.copy()
+    factorials.data = gammaln(X.data + 1)
+    constant = np.asarray(factorials.sum(1)).ravel() - np.asarray(X.sum(1)).ravel() * np.log(s)
     shards = {
         "y": where.shard(X.toarray()) * mask[..., None],
         "size_factor": where.shard(s),

@@ -14,8 +14,6 @@ Without what does not depend on the unknowns:
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -185,7 +183,9 @@ def log_rising(y: Array, log_t: Array) -> Array:
     t = jnp.exp(log_t)
     far = t + SHIFT
     series = (far + y - 0.5) * jnp.log1p(y / far) - y + y * jnp.log1p(SHIFT / t) + _tail(far + y) - _tail(far)
-    return series - jnp.log(math.prod(1 + y / (t + step) for step in range(SHIFT)))
+    steps = [1 + y / (t + step) for step in range(SHIFT)]
+    # two by two: the square of a product of all, which slopes divide by, is too large for single precision
+    return series - sum(jnp.log(steps[j] * steps[j + 1]) for j in range(0, SHIFT, 2))
 
 
 def _tail(x: Array) -> Array:
