@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln, logsumexp, xlogy
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
@@ -57,9 +57,9 @@ def count_problem(
         n_shards = min(n, max(few, -(-n * n_components * n_columns // AT_ONCE)))
     where = layout(consecutive(n, n_shards))
     mask = where.mask.astype(float)
-    factorials = X.copy()
-    factorials.data = gammaln(X.data + 1)
-    constant = np.asarray(factorials.sum(1)).ravel() - np.asarray(X.sum(1)).ravel() * np.log(s)
+    alone = X.copy()  # what entries add whatever the unknowns: log y! - y log y + y
+    alone.data = gammaln(X.data + 1) - xlogy(X.data, X.data) + X.data
+    constant = np.asarray(alone.sum(1)).ravel()
     shards = {
         "y": where.shard(X.toarray()) * mask[..., None],
         "size_factor": where.shard(s),

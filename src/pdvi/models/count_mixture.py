@@ -7,9 +7,11 @@ no rows, or a column varies no more than Poisson's. q is the exact posterior at 
 plus the priors. The size (one over the dispersion) is a column's, the same in all components: few rows tell little of
 it, and a component that could choose its own would take rows that fit nowhere.
 
-Without what does not depend on the unknowns:
+What depends on the unknowns is written relative to the best mean of an entry by itself, so that no term is large where
+counts are, and single precision suffices:
 
-    log NB = G(y, t) + y log m - (y + t) log(1 + s m / t),    G(y, t) = log Gamma(y + t) - log Gamma(t) - y log t
+    log NB = H(y, t) - [ (y + t) log((t + s m) / (t + y)) - y log(s m / y) ] + constant
+    H(y, t) = log Gamma(y + t) - log Gamma(t) - (y + t) log(y + t) + t log t + y
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class CountMixtureModel(eqx.Module):
     """Hyper-parameters, and the mathematics of one shard.
 
     A shard has counts ``y``, the ``size_factor`` of every row, a ``mask`` (0: padding), its ``fraction`` of all rows,
-    and ``constant``, the sum of log y! - y log s.
+    and ``constant``, the sum of log y! - y log y + y.
     """
 
     log_mean: Array  # log m to start from, (K, G)
@@ -64,13 +66,8 @@ class CountMixtureModel(eqx.Module):
 
     def logits(self, globals_: Globals, shard: Shard) -> Array:
         """Return log p(y_i, z_i = k) without the part that is the same for all k."""
-        y, s, log_t = shard["y"], shard["size_factor"][:, None], globals_["log_size"]
-
-        def spread(log_m: Array) -> Array:
-            return jnp.sum((y + jnp.exp(log_t)) * jnp.log1p(s * jnp.exp(log_m - log_t)), axis=1)
-
-        fit = y @ globals_["log_mean"].T - jax.vmap(spread, out_axes=1)(globals_["log_mean"])
-        return fit + jax.nn.log_softmax(globals_["log_weight"])
+        fit = jax.vmap(lambda log_m: _distance(log_m, globals_["log_size"], shard).sum(1), out_axes=1)
+        return jax.nn.log_softmax(globals_["log_weight"]) - fit(globals_["log_mean"])
 
     def local_step(self, local: Array, globals_: Globals, shard: Shard) -> Array:
         """Return the responsibilities."""
@@ -131,13 +128,12 @@ class CountMixtureModel(eqx.Module):
 
     def _misfit(self, log_m: Array, log_t: Array, phi: Array, shard: Shard) -> Array:
         """Minus the expected log-likelihood, and the shard's share of the priors of means and sizes."""
-        y, s = shard["y"], shard["size_factor"][:, None]
 
-        def spread(p: Array, log_m: Array) -> Array:
-            return jnp.sum(p[:, None] * (y + jnp.exp(log_t)) * jnp.log1p(s * jnp.exp(log_m - log_t)))
+        def component(p: Array, log_m: Array) -> Array:
+            return jnp.sum(p[:, None] * _distance(log_m, log_t, shard))
 
-        rows = jax.vmap(spread)(phi.T, log_m).sum() - jnp.sum((phi.T @ y) * log_m)
-        rows -= jnp.sum(shard["mask"][:, None] * log_rising(y, log_t))
+        rows = jax.vmap(component)(phi.T, log_m).sum()
+        rows -= jnp.sum(shard["mask"][:, None] * size_term(shard["y"], log_t))
         relative = log_m - jnp.log(self.prior_mean)
         prior = self.mean_strength * jnp.sum(jnp.exp(relative) - relative - 1)
         return rows + shard["fraction"] * (prior + 0.5 * jnp.sum((log_t / self.size_spread) ** 2))
@@ -154,17 +150,22 @@ class CountMixtureModel(eqx.Module):
 
         def component(p: Array, log_m: Array) -> tuple[Array, Array, Array, Array]:
             mean = s * jnp.exp(log_m)
-            share = mean / (t + mean)
-            pull, spread, both = (y + t) * share, t * jnp.log1p(mean / t), t * share
-            terms = pull - y, pull * (1 - share), spread - pull, spread - both - both * (mean - y) / (t + mean)
+            off, share = (mean - y) / (t + mean), mean / (t + mean)
+            log_ratio = jnp.log1p((mean - y) / (t + y))
+            terms = (
+                t * off,
+                t * (y + t) * share / (t + mean),
+                t * (log_ratio - off),
+                t * (log_ratio - off * (t / (t + y) + share)),
+            )
             slope_m, bend_m, slope_t, bend_t = (jnp.sum(p[:, None] * term, axis=0) for term in terms)
             return slope_m, bend_m, slope_t, bend_t
 
-        def risen(log_t: Array) -> Array:
-            return jnp.sum(shard["mask"][:, None] * log_rising(y, log_t), axis=0)
+        def own(log_t: Array) -> Array:
+            return jnp.sum(shard["mask"][:, None] * size_term(y, log_t), axis=0)
 
         def slope(log_t: Array) -> Array:
-            return jax.jvp(risen, (log_t,), (jnp.ones_like(log_t),))[1]
+            return jax.jvp(own, (log_t,), (jnp.ones_like(log_t),))[1]
 
         slope_m, bend_m, slope_t, bend_t = jax.vmap(component)(phi.T, log_m)
         first, second = jax.jvp(slope, (log_t,), (jnp.ones_like(log_t),))
@@ -174,18 +175,26 @@ class CountMixtureModel(eqx.Module):
         return by_mean, (slope_t.sum(0) - first + stiff * log_t, bend_t.sum(0) - second + stiff)
 
 
-def log_rising(y: Array, log_t: Array) -> Array:
-    """Return G(y, t) = log Gamma(y + t) - log Gamma(t) - y log t: 0 for y of 0 and 1, y (y - 1) / 2t for large t.
+def _distance(log_m: Array, log_t: Array, shard: Shard) -> Array:
+    """Return how much less probable than with their best mean entries are: 0 where y = s m."""
+    y, t = shard["y"], jnp.exp(log_t)
+    log_mean = log_m + jnp.log(shard["size_factor"])[:, None]
+    log_y = jnp.log(jnp.where(y > 0, y, 1.0))
+    return (y + t) * jnp.log1p((jnp.exp(log_mean) - y) / (t + y)) - y * (log_mean - log_y)
 
-    Recurrences up to t + 4, and differences of Stirling's series from there: no digits are lost where t is large, as
-    they would be in differences of log Gamma, and slopes need no special functions.
+
+def size_term(y: Array, log_t: Array) -> Array:
+    """Return H(y, t), which grows like log y where its terms grow like y log y.
+
+    Recurrences up to t + 4, and differences of Stirling's series from there, with what is large taken out by hand.
     """
     t = jnp.exp(log_t)
     far = t + SHIFT
-    series = (far + y - 0.5) * jnp.log1p(y / far) - y + y * jnp.log1p(SHIFT / t) + _tail(far + y) - _tail(far)
+    series = (y + t) * jnp.log1p(SHIFT / (y + t)) - t * jnp.log1p(SHIFT / t) + _tail(far + y) - _tail(far)
     steps = [1 + y / (t + step) for step in range(SHIFT)]
     # two by two: the square of a product of all, which slopes divide by, is too large for single precision
-    return series - sum(jnp.log(steps[j] * steps[j + 1]) for j in range(0, SHIFT, 2))
+    product = sum(jnp.log(steps[j] * steps[j + 1]) for j in range(0, SHIFT, 2))
+    return series + (SHIFT - 0.5) * jnp.log1p(y / far) - product
 
 
 def _tail(x: Array) -> Array:
