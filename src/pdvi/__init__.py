@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pdvi.core.model import Augmentation, Model
     from pdvi.core.result import Point, Result, Status, load_result
     from pdvi.core.solver import Solver
-    from pdvi.estimators import LatentDirichlet, MixedGLM
+    from pdvi.estimators import CountMixture, FactorAnalysis, LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture, PottsMixture
     from pdvi.models import Problem
@@ -43,9 +43,11 @@ __all__ = [
     "CheckpointWarning",
     "ControlVariates",
     "CoordinateDescent",
+    "CountMixture",
     "Dask",
     "Disk",
     "Executor",
+    "FactorAnalysis",
     "GaussianMixture",
     "JointStep",
     "LatentDirichlet",
@@ -104,9 +106,11 @@ _LATER = {
     "CheckpointWarning": "pdvi.run.checkpoint:CheckpointWarning",
     "ControlVariates": "pdvi.solvers:ControlVariates",
     "CoordinateDescent": "pdvi.solvers.primal_dual.oracles:CoordinateDescent",
+    "CountMixture": "pdvi.estimators:CountMixture",
     "Dask": "pdvi.executors:Dask",
     "Disk": "pdvi.executors:Disk",
     "Executor": "pdvi.core.executor:Executor",
+    "FactorAnalysis": "pdvi.estimators:FactorAnalysis",
     "GaussianMixture": "pdvi.mixtures.estimators:GaussianMixture",
     "JointStep": "pdvi.solvers.primal_dual.oracles:JointStep",
     "LatentDirichlet": "pdvi.estimators:LatentDirichlet",

@@ -18,11 +18,13 @@ from pdvi.core.model import (
     Coupled,
     Curved,
     Exact,
+    GlobalStep,
     LocalStep,
     Natural,
     NaturalGradient,
     offers,
 )
+from pdvi.estimators import count_problem, factor_problem
 from pdvi.shards.stacking import take
 
 SKELETON = runpy.run_path(str(Path(__file__).parents[2] / "docs/skeletons/model.py"))
@@ -35,6 +37,8 @@ PROBLEMS = {
     "potts mixture": lambda: tissue_problem(300, 5),
     "samples with offsets": lambda: offset_problem(two_samples(300), 5)[0],
     "latent dirichlet": lambda: pdvi.datasets.documents(40, n_words=12, n_topics=3, length=20).problem(n_shards=3),
+    "factor analysis": lambda: factor_problem(pdvi.datasets.factors(60, n_columns=6).X, 2, n_shards=4)[0],
+    "count mixture": lambda: count_problem(pdvi.datasets.counts(60, n_columns=4, n_components=2).X, 2, n_shards=4),
     "skeleton": lambda: pdvi.Problem(SKELETON["RobustRegression"](3), SKELETON["simulate"](60, n_shards=4)[0]),
 }
 
@@ -103,6 +107,26 @@ def test_a_global_step_is_a_minimiser(problem):
     slope = jax.grad(lambda x: problem.loss(phi, x, shard) + added(problem.unravel(x)))(best)
     scale = jnp.abs(jax.grad(problem.loss, argnums=1)(phi, lam, shard)).max()
     np.testing.assert_allclose(slope, 0, atol=1e-8 * max(1, float(scale)))
+
+
+def test_improved_globals_are_better_and_end_at_a_minimiser(problem):
+    wanting(problem, GlobalStep)
+    lam, phi, shard = somewhere(problem)
+    added = augmentation(problem, lam)
+
+    @jax.jit
+    def look(x):
+        better = problem.model.improve_globals(phi, problem.unravel(x), shard, added)
+        value, slope = jax.value_and_grad(lambda x: problem.loss(phi, x, shard) + added(problem.unravel(x)))(x)
+        return value, slope, problem.ravel(better)
+
+    values, x = [], lam
+    for _ in range(8):
+        value, slope, x = look(x)
+        values.append(float(value))
+    assert (np.diff(values) <= 1e-9 * np.abs(values[:-1])).all()
+    assert values[-1] < values[0]
+    np.testing.assert_allclose(slope, 0, atol=1e-8 * max(1, abs(value)))
 
 
 def test_a_joint_step_is_a_minimiser(problem):

@@ -19,8 +19,9 @@ from pdvi._base.types import Array, Globals, PyTree
 class Model(Protocol):
     """The least a model must offer; everything is written for one shard.
 
-    What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `Exact`, `Curved`, `Natural`,
-    `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`, `Posterior`.
+    What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `GlobalStep`, `Exact`, `Curved`,
+    `Natural`, `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`,
+    `Posterior`.
     """
 
     def init_global(self, key: Array) -> Mapping[str, Any]:
@@ -76,6 +77,14 @@ class Conjugate(Protocol):
 
     def global_step(self, statistics: PyTree, augmentation: Augmentation) -> Globals:
         """Return the minimiser of the loss with these statistics plus ``augmentation(globals)``."""
+        ...
+
+
+class GlobalStep(Protocol):
+    """A model with its own step for the globals, which has to look at all rows: no statistics add over shards."""
+
+    def improve_globals(self, local: PyTree, globals_: Globals, shard: PyTree, augmentation: Augmentation) -> Globals:
+        """Return the minimiser of ``loss + augmentation`` for fixed locals, or better globals than ``globals_``."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Simulated problems, mixtures and tissues, with a known truth."""
 
-from pdvi.datasets.models import Documents, Grouped, documents, grouped
+from pdvi.datasets.models import Counts, Documents, Factors, Grouped, counts, documents, factors, grouped
 from pdvi.datasets.problems import (
     MixtureData,
     TissueFeatures,
@@ -15,13 +15,17 @@ from pdvi.datasets.problems import (
 from pdvi.datasets.tissue import embryo, tissue
 
 __all__ = [
+    "Counts",
     "Documents",
+    "Factors",
     "Grouped",
     "MixtureData",
     "TissueFeatures",
     "TwoLevelTissue",
+    "counts",
     "documents",
     "embryo",
+    "factors",
     "grouped",
     "mixture",
     "quadratic",

@@ -1,4 +1,4 @@
-"""Simulate data of the models that ship: documents, observations in groups."""
+"""Simulate data of the models that ship: documents, observations in groups, columns with factors, counts."""
 
 from __future__ import annotations
 
@@ -130,3 +130,89 @@ def grouped(
     table = pd.DataFrame(x[:, 1:], columns=names).assign(group=group)
     table.insert(0, "y", y)
     return Grouped(table, coef, covariance)
+
+
+class Factors(NamedTuple):
+    """Rows whose columns have factors in common, with the truth."""
+
+    X: np.ndarray  # (rows, columns)
+    mean: np.ndarray
+    loading: np.ndarray  # (columns, factors)
+    noise_variance: np.ndarray  # of every column
+    factors: np.ndarray  # (rows, factors)
+
+
+def factors(
+    n: int = 1_000, *, n_columns: int = 20, n_factors: int = 3, noise: float = 1.0, even: bool = False, seed: int = 0
+) -> Factors:
+    """Simulate factor analysis: x = mean + loading z + e, loadings and z standard normal.
+
+    Parameters
+    ----------
+    noise
+        standard deviation of e, as it is on average over the columns; that of one is between a half and three halves of
+        it.
+    even
+        the noise is the same in all columns, as probabilistic PCA has it.
+    """
+    for name, value in (("n", n), ("n_columns", n_columns), ("n_factors", n_factors)):
+        checks.whole(name, value, least=1)
+    checks.positive("noise", noise)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    mean, loading = rng.standard_normal(n_columns), rng.standard_normal((n_columns, n_factors))
+    sd = np.full(n_columns, noise) if even else noise * rng.uniform(0.5, 1.5, n_columns)
+    z = rng.standard_normal((n, n_factors))
+    X = mean + z @ loading.T + sd * rng.standard_normal((n, n_columns))
+    return Factors(X, mean, loading, sd**2, z)
+
+
+class Counts(NamedTuple):
+    """Counts of rows that belong to groups, with the truth."""
+
+    X: sp.csr_matrix  # (rows, columns)
+    labels: np.ndarray  # the group of every row
+    means: np.ndarray  # (groups, columns), of a row with size factor 1
+    dispersions: np.ndarray  # of every column
+    size_factors: np.ndarray  # of every row
+
+
+def counts(
+    n: int = 1_000,
+    *,
+    n_columns: int = 50,
+    n_components: int = 4,
+    mean: float = 2.0,
+    difference: float = 1.0,
+    dispersion: float = 0.5,
+    in_order: bool = False,
+    seed: int = 0,
+) -> Counts:
+    """Simulate a mixture of negative binomials, as counts of genes in cells.
+
+    Parameters
+    ----------
+    mean
+        typical count, the median over columns; columns differ by a factor of e, groups by exp(``difference``).
+    dispersion
+        typical dispersion d of a column: the variance of a count is mean + d mean^2.
+    in_order
+        rows come sorted by their group, as they may lie on a disk.
+    """
+    for name, value in (("n", n), ("n_columns", n_columns), ("n_components", n_components)):
+        checks.whole(name, value, least=1)
+    for name, size in (("mean", mean), ("dispersion", dispersion)):
+        checks.positive(name, size)
+    checks.at_least("difference", difference)
+    checks.seed("seed", seed)
+    rng = np.random.default_rng(seed)
+    column = rng.standard_normal(n_columns)
+    means = mean * np.exp(column + difference * rng.standard_normal((n_components, n_columns)))
+    dispersions = dispersion * np.exp(0.3 * rng.standard_normal(n_columns))
+    labels = rng.choice(n_components, n, p=rng.dirichlet(np.full(n_components, 5.0)))
+    if in_order:
+        labels = np.sort(labels)
+    size_factors = np.exp(0.3 * rng.standard_normal(n))
+    noise = rng.gamma(1 / dispersions, dispersions, (n, n_columns))
+    X = sp.csr_matrix(rng.poisson(noise * size_factors[:, None] * means[labels]))
+    return Counts(X, labels, means, dispersions, size_factors)

@@ -1,6 +1,8 @@
 """Models: each one file; and the problem, which a store can only open where the models it may name are known."""
 
 from pdvi.core.problem import Problem
+from pdvi.models.count_mixture import CountMixtureModel
+from pdvi.models.factor_analysis import FactorAnalysisModel
 from pdvi.models.free_mixture import FreeMixtureModel
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
 from pdvi.models.latent_dirichlet import LatentDirichletModel
@@ -12,6 +14,8 @@ from pdvi.models.smooth import Quartic, TanhRegression
 from pdvi.models.two_level_mixture import TwoLevelMixtureModel
 
 __all__ = [
+    "CountMixtureModel",
+    "FactorAnalysisModel",
     "FreeMixtureModel",
     "GaussianMixtureModel",
     "LatentDirichletModel",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.types import Array
-from pdvi.core.model import Conjugate, Constrained, Exact, LocalStep, offers
+from pdvi.core.model import Conjugate, Constrained, Exact, GlobalStep, LocalStep, offers
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Dialogue, Left, Look, Solver, Stage, State
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
@@ -49,7 +49,8 @@ def followed(problem: Problem, solver: Any, preconditioner: str | None) -> Solve
     if chosen:
         oracle = JointNewton(independent_rows=rows) if together else CoordinateDescent(independent_rows=rows)
         solver = dataclasses.replace(solver, oracle=oracle)
-    full = (few and chosen) if preconditioner is None else preconditioner == "full"
+    own_step = offers(model, GlobalStep)  # it takes a diagonal, and is faster than any that takes a matrix
+    full = (few and chosen and not own_step) if preconditioner is None else preconditioner == "full"
     return Following(solver, full=full, profiled=together, independent_rows=rows)
 
 

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
-from pdvi.core.model import Conjugate, Exact, LocalStep, offers, require
+from pdvi.core.model import Conjugate, Exact, GlobalStep, LocalStep, offers, require
 from pdvi.core.problem import Problem
 from pdvi.solvers.primal_dual.arrow import FLOOR, arrow, as_rows, positive_inverse, units_of
 from pdvi.solvers.primal_dual.metric import (
@@ -292,6 +292,10 @@ class CoordinateDescent(eqx.Module):
         if offers(problem.model, Conjugate) and penalty.ndim == 1:
             statistics = problem.model.statistics(local, shard)
             return problem.ravel(problem.model.global_step(statistics, problem.augmentation(lam0, mu, penalty)))
+
+        if offers(problem.model, GlobalStep) and penalty.ndim == 1:
+            added = problem.augmentation(lam0, mu, penalty)
+            return problem.ravel(problem.model.improve_globals(local, problem.unravel(lam), shard, added))
 
         def objective(lam: Array) -> Array:
             return problem.loss(local, lam, shard) + mu @ (lam - lam0) + 0.5 * squared(penalty, lam - lam0)
