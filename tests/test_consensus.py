@@ -23,7 +23,7 @@ def test_the_most_votes_win_and_certainty_is_their_share():
     other[2] = 1
     agreed = consensus([FIRST, np.array([1, 2, 0])[FIRST], np.array([2, 1, 0])[other]], 3)
     np.testing.assert_array_equal(agreed.labels, FIRST)
-    sure, less = (3 + 1 / 3) / 4, (2 + 1 / 3) / 4  # one undecided labelling added
+    sure, less = (3 + 2 / 3) / 5, (2 + 2 / 3) / 5  # two undecided labellings added
     np.testing.assert_allclose(agreed.certainty, [sure, sure, less, *[sure] * 6])
     np.testing.assert_allclose(agreed.probability.sum(1), 1)
     assert agreed.medoid in (0, 1)
@@ -35,7 +35,7 @@ def test_with_a_reference_its_labels_are_kept():
     reference[0] = 2
     agreed = consensus([FIRST, FIRST], 3, reference)
     np.testing.assert_array_equal(agreed.labels, reference)
-    np.testing.assert_allclose(agreed.certainty[0], (1 / 3) / 3)
+    np.testing.assert_allclose(agreed.certainty[0], (2 / 3) / 4)
 
 
 def test_views_use_as_many_components_as_the_means_span():

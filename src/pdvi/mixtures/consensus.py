@@ -8,6 +8,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score
 
+UNDECIDED = 2  # labellings; with 1 spots of the slides were right less often than certain, by 0.12, with 3 as often
+
 
 class Consensus(NamedTuple):
     """Hold what labellings agree on, how much each agrees with each (ARI), and which is the most typical."""
@@ -49,13 +51,13 @@ def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:
 
 
 def certainty_of(probability: np.ndarray, labels: np.ndarray, n_labellings: int) -> np.ndarray:
-    """Return the share of labellings that give rows their label, with one more that is undecided.
+    """Return the share of labellings that give rows their label, with two more that are undecided.
 
-    A few labellings that agree cannot make anybody entirely sure: this is the posterior mean of the share under a prior
-    that is worth one labelling and knows nothing.
+    A few labellings that agree cannot make anybody entirely sure, the less so as they come from the same data and err
+    together: this is the posterior mean of the share under a prior that is worth two labellings and knows nothing.
     """
     share = probability[np.arange(len(labels)), labels]
-    return np.asarray((n_labellings * share + 1 / probability.shape[1]) / (n_labellings + 1))
+    return np.asarray((n_labellings * share + UNDECIDED / probability.shape[1]) / (n_labellings + UNDECIDED))
 
 
 def match(labels: np.ndarray, reference: np.ndarray, n_labels: int) -> np.ndarray:

@@ -84,7 +84,8 @@ class Recipe:
     # Views of a tissue, see `pdvi.mixtures.views`.
     view_components: int = 8  # components that a view of few domains has at least; a choice
     view_types: int = 20  # cell types in a view of types; 12 to 30 gave much the same on the slides
-    view_starts: int = 1  # of each view of averages, a second gained nothing; then each starts from what others found,
+    view_starts: int = 1  # of each view of averages, a second gained nothing; then from what all agree on (on the
+    # slides as good as from what each other has found),
     view_same: float = 0.95  # unless that is the same by so much (ARI)
     views_rows: int = 120_000  # rows times views: all eight up to 15,000 rows, three of 40,000; a choice
 

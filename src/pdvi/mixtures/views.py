@@ -145,7 +145,7 @@ def _grouped(tissue: Tissue, recipe: Recipe) -> tuple[Tissue, np.ndarray]:
 
 
 def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen]:
-    """Fit every view by itself; then, of a small tissue, from what the others found, and keep the better."""
+    """Fit every view by itself; then, of a small tissue, from what all agree on, and keep the better."""
     seeds = [int(seed) for seed in check_random_state(task.random_state).randint(2**31, size=len(views))]
     sizes = [view.components(task.n_components, tissue.components.shape[1], task.recipe) for view in views]
     if not is_one_program(tissue.rows(views[0], 1), task, None):
@@ -171,14 +171,14 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     by_kind = [[i for i, view in enumerate(views) if view.kind == kind] for kind in ("averages", "types")]
     kinds, alone = zip(*_side_by_side(by_kind, begin))
     labels = [fit.labels for fit in alone]
-    agreement = np.array([[adjusted_rand_score(one, two) for two in labels] for one in labels])
-    different = [j for j in range(len(views)) if (agreement[j, :j] < task.recipe.view_same).all()]
+    common = consensus(labels, task.n_components).labels
 
     def again(i: int) -> Fit:
-        """Fit once more from what others found: one view may have missed what is better for it, too."""
-        _tell(views, i, ", from what others found")
-        others = [j for j in different if agreement[i, j] < task.recipe.view_same]
-        return min([alone[i], *(kinds[i].again(labels[j]) for j in others)], key=lambda fit: fit.result.objective)
+        """Fit once more from what all agree on: one view may have missed what is better for it, too."""
+        if adjusted_rand_score(labels[i], common) >= task.recipe.view_same:
+            return alone[i]
+        _tell(views, i, ", from what all agree on")
+        return min(alone[i], kinds[i].again(common), key=lambda fit: fit.result.objective)
 
     best = _side_by_side(by_kind, again)
     seconds = (time.perf_counter() - began) / len(views)

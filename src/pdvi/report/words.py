@@ -20,8 +20,8 @@ def certainty(probability: np.ndarray | None, agreement: np.ndarray | None) -> s
     if agreement is not None:
         parts.append(
             f"Certainty is the share of views, fits to differently prepared data, that by themselves give a spot the "
-            f"label it has, with one undecided view added: a few that agree cannot make anybody entirely sure. It is "
-            f"at its highest, {np.max(agreement):.2f}, for {100 * np.mean(agreement >= np.max(agreement)):.0f} % of "
+            f"label it has, with two undecided views added: a few that agree cannot make anybody entirely sure. It "
+            f"is at its highest, {np.max(agreement):.2f}, for {100 * np.mean(agreement >= np.max(agreement)):.0f} % of "
             f"the spots, and below one half for {100 * np.mean(agreement < 0.5):.0f} %."
         )
     if probability is not None:

@@ -59,12 +59,12 @@ def domains(
     """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
 
     Writes ``obs[key]`` (categorical, "1" is the largest), ``obs[key_certainty]`` (the share of views that by
-    themselves give the spot its label, one undecided view added), ``obsm[key_probability]`` (the average of the matched
-    views), ``obsm[key_posterior]`` (that of the one mixture that agrees most with all views), ``obs[key_entropy]`` of
-    the probabilities (0: certain, 1: all domains equally likely), ``uns[key]`` (with the ``views``, how they agree, the
-    ``seconds`` spent on what was ``missing`` and on the ``fit``: set-up, all starts, all rounds, evaluation) and
-    ``uns[key_colors]``. What is missing (spatial components, averaged neighbourhoods, the graph) is made with the
-    defaults, and said once.
+    themselves give the spot its label, two undecided views added), ``obsm[key_probability]`` (the average of the
+    matched views), ``obsm[key_posterior]`` (that of the one mixture that agrees most with all views),
+    ``obs[key_entropy]`` of the probabilities (0: certain, 1: all domains equally likely), ``uns[key]`` (with the
+    ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and on the ``fit``: set-up, all starts, all
+    rounds, evaluation) and ``uns[key_colors]``. What is missing (spatial components, averaged neighbourhoods, the
+    graph) is made with the defaults, and said once.
 
     Expression on disk (``anndata.read_h5ad(path, backed="r")``, ``anndata.experimental.read_lazy``) is read block by
     block and never held; what is made of it on the way lies in files.
