@@ -105,6 +105,7 @@ def test_a_failure_at_the_end_leaves_nothing(slide, folder, capsys, monkeypatch)
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_names_layers_and_strength_are_as_asked(slide, folder, capsys):
     """Counts in a layer and coordinates under another name, beside others that would not do."""
     adata = ad.read_h5ad(slide)
@@ -141,6 +142,7 @@ def test_choose_recommends_what_the_function_does(slide, folder, capsys):
     assert printed.endswith(f"recommended: {told['recommended']}\n")
 
 
+@pytest.mark.slow
 def test_machines_get_json(slide, folder, capsys):
     assert run("domains", slide, "-o", "out.h5ad", "--n-domains", 3, "--json") == 0
     told = json.loads(capsys.readouterr().out)

@@ -66,7 +66,7 @@ def test_certainty_probability_and_views_are_written(fitted):
     probability = fitted.obsm["domain_probability"]
     labels = fitted.obs["domain"].cat.codes.to_numpy()
     share = probability[np.arange(len(labels)), labels]
-    expected = (len(VIEWS) * share + 1 / 3) / (len(VIEWS) + 1)
+    expected = (len(VIEWS) * share + 2 / 3) / (len(VIEWS) + 2)
     np.testing.assert_allclose(fitted.obs["domain_certainty"], expected, atol=1e-6)
     views = fitted.uns["domain"]["views"]
     assert views["agreement"].shape == (len(VIEWS), len(VIEWS))
@@ -106,6 +106,7 @@ def test_features_of_ones_own_have_one_view(fitted):
         pdvi.tl.domains(fitted.copy(), 3, use_rep="X_spatial", views=3)
 
 
+@pytest.mark.slow
 def test_another_slide_gets_the_fitted_names(fitted):
     other = slide(500, seed=0, shift=0.3)
     before = other.X.copy()
@@ -123,6 +124,7 @@ def test_a_slide_that_does_not_fit_is_said(fitted):
         pdvi.tl.annotate(other, fitted)
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_written_annotates_too(fitted, tmp_path):
     fitted.write_h5ad(tmp_path / "fitted.h5ad")
     first, second = slide(300), slide(300)

@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import pytest
 
 import pdvi
 
@@ -41,6 +42,7 @@ def test_p2dvi_converges_linearly_on_the_papers_quadratic(x64):
     assert decades.iloc[0] - decades.iloc[-1] > 6
 
 
+@pytest.mark.slow
 def test_p2dvi_needs_half_the_epochs_of_the_best_single_eta(x64):
     automatic = epochs_to(fit(pdvi.P2DVI(), max_epochs=30).trace, 1e-12)
     best = min(epochs_to(fit(pdvi.PDVI(eta=eta)).trace, 1e-12) for eta in GRID)

@@ -84,6 +84,7 @@ def test_the_partition_does_not_change_the_objective(x64):
     np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_ends_where_quasi_newton_steps_on_the_likelihood_end(x64):
     X = DATA.X.toarray()
     problem = count_problem(DATA.X, 2, n_shards=7)
@@ -104,6 +105,7 @@ def test_it_ends_where_quasi_newton_steps_on_the_likelihood_end(x64):
     assert result.trace["grad_norm"].iloc[-1] < 1e-4 * result.trace["grad_norm"].iloc[0]
 
 
+@pytest.mark.slow
 def test_the_estimator_finds_groups_that_come_sorted():
     data = pdvi.datasets.counts(500, n_columns=30, n_components=3, in_order=True, seed=2)
     found = pdvi.CountMixture(3, random_state=0).fit(data.X)

@@ -114,6 +114,7 @@ def potts(**settings):
     return pdvi.PottsMixture(**{"n_components": 4, "beta": 0.5, "random_state": 0, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", ["diagonal", "tied"])
 def test_domains_of_a_tissue_are_found(covariance):
     fitted = potts(covariance=covariance).fit(TISSUE.X, graph=GRAPH, coordinates=TISSUE.coordinates)

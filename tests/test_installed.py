@@ -5,6 +5,8 @@ import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
+import pytest
+
 import pdvi
 
 
@@ -14,6 +16,7 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_slide_from_counts_to_a_report(tmp_path):
     run("simulate", tmp_path / "slide.h5ad", "--n-spots", 600, "--n-genes", 60, "--n-domains", 4)
     found = ("--plot", tmp_path / "map.png", "--report", tmp_path / "report.html")

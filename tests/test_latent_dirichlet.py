@@ -42,6 +42,7 @@ def plain_elbo(problem, local, rho):
     return total
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_elbo_written_out(x64):
     problem = topic_problem(DATA.X, 3, n_shards=4)
     lam, local = problem.init(jax.random.key(0))
@@ -65,6 +66,7 @@ def test_coordinate_ascent_ends_where_scikit_learn_ends(x64):
     np.testing.assert_allclose(-result.objective, theirs.score(DATA.X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_partition_does_not_change_the_objective(x64):
     values = []
     for n_shards in (1, 4):
@@ -101,6 +103,7 @@ def test_the_estimator_finds_the_topics():
     assert np.log(lda.perplexity(data.X)) < truth + 0.35
 
 
+@pytest.mark.slow
 def test_the_score_is_scikit_learns_without_the_topics_own_part(x64):
     lda = pdvi.LatentDirichlet(3, random_state=0).fit(DATA.X)
     theirs = LatentDirichletAllocation(3, max_iter=1, max_doc_update_iter=1000, mean_change_tol=1e-8).fit(DATA.X)

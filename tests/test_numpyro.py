@@ -264,6 +264,7 @@ def test_other_models_give_their_parameters_as_one_draw():
 # ---------------------------------------------------------------------------------------------------- ArviZ
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_contract_and_what_arviz_makes_of_it():
     import warnings
 

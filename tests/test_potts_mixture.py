@@ -172,6 +172,7 @@ def test_patches_give_the_same_labels_with_halo_and_seams_without():
     assert disagree(cut) > 1.2 * disagree(many), (disagree(cut), disagree(many), disagree(one))
 
 
+@pytest.mark.slow
 def test_isolated_spots_and_single_spot_patches():
     lonely = sp.lil_array(GRAPH)
     lonely[7, :] = 0

@@ -102,6 +102,7 @@ def slide(n_spots):
     return adata
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:made what was missing")
 def test_slides_of_one_bucket_share_what_is_compiled():
     """960 to 1,024 spots are one bucket; other patterns of degrees do not matter either."""

@@ -35,6 +35,7 @@ class NormalMean(q.Model):
         return q.normal_lpdf(shard["y"], g["mu"], precision=g["tau"])
 
 
+@pytest.mark.slow
 def test_a_normal_mean_with_gamma_noise_has_the_fixed_point_of_coordinate_ascent(x64):
     y = 3 + 0.5 * np.random.default_rng(0).standard_normal(60)
     model = NormalMean()
@@ -215,6 +216,7 @@ def by_hand(seed=0):
     return case.problem(), {name: value for name, value in case.shards.items() if name != "fraction"}
 
 
+@pytest.mark.slow
 def test_the_objective_is_that_of_the_three_methods_written_by_hand(x64):
     hand, data = by_hand()
     layer = pdvi.Problem(MixedLogistic(), data)

@@ -107,6 +107,7 @@ def test_annealing_begins_soft_and_ends_at_the_models_temperature():
         pdvi.PottsMixture(4, anneal_from=0.5).fit(tissue.X, graph=graph)
 
 
+@pytest.mark.slow
 def test_with_offsets_a_step_lowers_the_objective(x64):
     problem, _ = offset_problem(two_samples(300), 3)
     result = pdvi.fit(problem, pdvi.CAVI(), max_epochs=3, tol=0)

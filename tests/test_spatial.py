@@ -204,6 +204,7 @@ def test_candidates_within_a_standard_error_are_as_good_as_the_best():
     assert scores.mean[1] > scores.mean[0]
 
 
+@pytest.mark.slow
 def test_a_recommendation_at_the_edge_is_said():
     adata = layered(300, 40)
     pdvi.pp.prepare(adata, n_components=5)
@@ -403,6 +404,7 @@ def test_averages_of_ones_own_across_samples_are_refused():
         pdvi.tl.domains(both, 3, sample_key="sample")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*joined samples")
 def test_choosing_makes_averages_anew_for_samples():
     both = ad.concat({"a": layered(100, 20), "b": layered(100, 20)}, label="sample", index_unique="-")

@@ -48,7 +48,13 @@ def problem_of(name):
     return PROBLEMS[name]()
 
 
-@pytest.fixture(params=PROBLEMS, ids=lambda name: name.replace(" ", "_"))
+SLOW = ("latent dirichlet", "count mixture", "samples with offsets")  # to compile: `make test` leaves them out
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROBLEMS],
+    ids=lambda name: name.replace(" ", "_"),
+)
 def problem(request, x64):
     return problem_of(request.param)
 
