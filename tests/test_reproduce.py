@@ -257,7 +257,7 @@ def test_a_mixture_writes_everything_is_only_read_the_second_time_and_repeats(tm
     assert all(claim["claim"] in page and claim["measured"] in page for claim in record["claims"])
     assert page.count("](figures/") == 3
     made = tables(folder)
-    assert set(made) >= {"biased.csv", "biased.md", "iid.csv", "bias.csv", "random-start.csv"}
+    assert set(made) >= {"biased.csv", "biased.md", "iid.csv", "bias.csv", "random-start.csv", "sorted.csv"}
 
     monkeypatch.setattr(figures, "save", lambda figure, folder, name: plt.close(figure))
     shutil.copytree(folder / "tuning", tmp_path / "again" / "tuning")
@@ -268,6 +268,16 @@ def test_a_mixture_writes_everything_is_only_read_the_second_time_and_repeats(tm
     monkeypatch.setattr(pdvi, "tune", None)
     mixture.run(folder, **options)
     assert tables(folder) == made
+
+
+def test_sorted_batches_come_component_by_component():
+    case = mixture.cases(TINY_MIXTURE)[mixture.SORTED]
+    order = case.make(1).sampling.epoch(0, 3, case.make(1).problem.n_shards, 1).ravel()
+    data = pdvi.datasets.mixture(TINY_MIXTURE.n, batch_size=TINY_MIXTURE.batch_size, bias=TINY_MIXTURE.bias, seed=1)
+    most = np.array([np.bincount(data.labels[data.batch == b]).argmax() for b in order])
+    assert (np.diff(most) >= 0).all()
+    assert len(set(most)) > 1
+    assert mixture.cases(TINY_MIXTURE)[mixture.POOR].make(1).sampling is None
 
 
 def test_collected_claims_want_folders_with_claims(tmp_path):

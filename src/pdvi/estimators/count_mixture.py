@@ -174,15 +174,7 @@ class CountMixture(DensityMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         problem = count_problem(counts, self.n_components, size_factors=size_factors, n_shards=self.n_shards, seed=seed)
         self.mean_total_ = _mean_total(counts)
-        result = fitted(
-            self,
-            problem,
-            solver=P2DVI(scale=SCALE) if self.solver is None else self.solver,
-            max_epochs=self.max_epochs,
-            tol=self.tol,
-            seed=seed,
-            verbose=self.verbose,
-        )
+        result = fitted(self, problem, seed, usual=P2DVI(scale=SCALE))
         found = {name: np.exp(np.asarray(value, float)) for name, value in result.global_params.items()}
         self.means_ = found["log_mean"]
         self.dispersions_ = 1 / found["log_size"]

@@ -146,15 +146,7 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         problem, units = factor_problem(X, self.n_components, noise=self.noise, n_shards=self.n_shards, seed=seed)
-        result = fitted(
-            self,
-            problem,
-            solver=self.solver,
-            max_epochs=self.max_epochs,
-            tol=self.tol,
-            seed=seed,
-            verbose=self.verbose,
-        )
+        result = fitted(self, problem, seed)
         self.elbo_ -= len(X) * float(np.log(units.scale).sum())
         found = {name: np.asarray(value, float) for name, value in result.global_params.items()}
         variance = np.exp(-found["log_precision"])

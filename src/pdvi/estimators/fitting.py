@@ -14,27 +14,21 @@ from pdvi.run.fit import fit
 from pdvi.solvers import P2DVI
 
 
-def fitted(
-    estimator: Any,
-    problem: Problem,
-    *,
-    solver: Any,
-    max_epochs: float,
-    tol: float,
-    seed: int,
-    verbose: int,
-    **more: Any,
-) -> Result:
-    """Return the fit of a problem; the estimator gets the attributes that all of them have, and warns if it must."""
+def fitted(estimator: Any, problem: Problem, seed: int, *, usual: Any = None) -> Result:
+    """Return the fit of a problem, with the settings that all estimators have; ``usual`` is the solver unless told.
+
+    The estimator gets the attributes that all of them have, and warns if it has not converged.
+    """
     began = time.perf_counter()
-    solver = P2DVI() if solver is None else solver
-    result = fit(problem, solver, max_epochs=max_epochs, tol=tol, seed=seed, progress=False, **more)
+    solver = estimator.solver if estimator.solver is not None else usual or P2DVI()
+    limits = {"max_epochs": estimator.max_epochs, "tol": estimator.tol}
+    result = fit(problem, solver, seed=seed, progress=False, **limits)
     estimator.result_ = result
     estimator.elbo_ = -result.objective
     estimator.converged_ = result.converged
     estimator.n_iter_ = max(1, round(float(result.trace["epoch"].iloc[-1])))
     estimator.fit_seconds_ = time.perf_counter() - began
-    if verbose:
+    if estimator.verbose:
         print(result.trace[["epoch", "objective", "event"]].to_string(index=False))
     if not result.converged:
         who = type(estimator).__name__

@@ -171,15 +171,7 @@ class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             n_shards=self.n_shards,
             seed=seed,
         )
-        result = fitted(
-            self,
-            problem,
-            solver=self.solver,
-            max_epochs=self.max_epochs,
-            tol=self.tol,
-            seed=seed,
-            verbose=self.verbose,
-        )
+        result = fitted(self, problem, seed)
         self.components_ = np.exp(np.asarray(result.global_params["log_concentration"], float))
         self.doc_topic_prior_ = float(problem.model.document_prior[0])
         self.topic_word_prior_ = float(problem.model.topic_prior[0])

@@ -146,15 +146,7 @@ class MixedGLM(BaseEstimator):
             made.y, made.x / by_x, made.z / by_z, group, family=self.family, n_shards=self.n_shards
         )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        result = fitted(
-            self,
-            problem,
-            solver=self.solver,
-            max_epochs=self.max_epochs,
-            tol=self.tol,
-            seed=seed,
-            verbose=self.verbose,
-        )
+        result = fitted(self, problem, seed)
         found = result.global_params
         information = np.asarray(_information(problem, result), float).sum(0)
         covariance = np.linalg.pinv(0.5 * (information + information.T), hermitian=True)

@@ -18,8 +18,9 @@ from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled
 from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
 from pdvi.run.fit import Progress
+from pdvi.run.sampling import Fixed
 
-POOR = "random-start"
+POOR, SORTED = "random-start", "sorted"
 UNTUNED = "SVI diminishing untuned"
 METHODS = (*PAPER, UNTUNED)
 SECTION = "experiments, Gaussian mixture model"
@@ -59,23 +60,24 @@ QUICK = Sizes(n=10_000, batch_size=100, biases=(0.0, 0.95, 1.0), epochs=16, tria
 
 
 def cases(sizes: Sizes) -> dict[str, Case]:
-    """Return all cases by key: every bias from the k-means start, and the paper's also from a poor one."""
+    """Return all cases by key: every bias from the k-means start, the paper's also from a poor one, and sorted."""
     common: dict[str, Any] = {"methods": METHODS, "batch_size": 1, "epochs": sizes.epochs, "trials": sizes.trials}
     common |= {"tuning_epochs": sizes.tuning_epochs, "log_every": sizes.log_every}
 
-    def case(bias: float, poor: bool = False) -> Case:
-        key = POOR if poor else f"bias-{bias:g}"
+    def case(bias: float, special: str | None = None) -> Case:
         title = "i.i.d. batches" if bias == 0 else f"bias {bias:g}"
-        title += ", start at random rows" if poor else ""
-        return Case(key, f"mixture, {title}", lambda seed: _task(sizes, bias, poor, seed), **common)
+        title += {POOR: ", start at random rows", SORTED: ", batches sorted by component", None: ""}[special]
+        key = special or f"bias-{bias:g}"
+        return Case(key, f"mixture, {title}", lambda seed: _task(sizes, bias, special, seed), **common)
 
-    return {each.key: each for each in [*map(case, sizes.biases), case(sizes.bias, poor=True)]}
+    special = (case(sizes.bias, POOR), case(sizes.bias, SORTED))
+    return {each.key: each for each in [*map(case, sizes.biases), *special]}
 
 
-def _task(sizes: Sizes, bias: float, poor: bool, seed: int) -> Task:
+def _task(sizes: Sizes, bias: float, special: str | None, seed: int) -> Task:
     data = datasets.mixture(sizes.n, batch_size=sizes.batch_size, bias=bias, seed=seed)
     settings = empirical_bayes(data.X, len(data.means), seed=seed)
-    if poor:  # any rows, several of which may be of one component
+    if special == POOR:  # any rows, several of which may be of one component
         rows = np.random.default_rng([seed, 1]).choice(len(data.X), len(data.means), replace=False)
         settings = settings._replace(means=np.asarray(data.X[rows], float))
     problem = data.problem(settings)
@@ -93,7 +95,13 @@ def _task(sizes: Sizes, bias: float, poor: bool, seed: int) -> Task:
         mean, variance = found(result.global_params)
         return {"mean": mean, "variance": variance, "true_mean": truth[0], "true_variance": truth[1]}
 
-    return Task(problem, watch, keep)
+    return Task(problem, watch, keep, _by_component(data) if special == SORTED else None)
+
+
+def _by_component(data: datasets.MixtureData) -> Fixed:
+    """The batches in the order of the component that most of their rows are of, in every epoch: as data lie on disk."""
+    counts = pd.crosstab(data.batch, data.labels).to_numpy()
+    return Fixed(tuple(int(b) for b in np.argsort(counts.argmax(1), kind="stable")))
 
 
 def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
@@ -105,16 +113,16 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
     say("writing tables and figures", 1.0)
     traces = pd.concat([each.trace.assign(case=key) for key, each in done.items()], ignore_index=True)
     traces.to_csv(out / "traces.csv", index=False)
-    for key, name in ((sizes.paper, "biased"), (sizes.iid, "iid"), (POOR, POOR)):
+    for key, name in ((sizes.paper, "biased"), (sizes.iid, "iid"), (POOR, POOR), (SORTED, SORTED)):
         write_table(_table(done[key], runs), out / "tables", name)
     swept = {bias: done[f"bias-{bias:g}"] for bias in sizes.biases}
     sweep = _sweep(swept)
     write_table(sweep, out / "tables", "bias")
     write_table(_seconds(done[sizes.paper]), out / "tables", "seconds")
-    densities = {key: _densities(done[key], runs) for key in (sizes.paper, POOR)}
+    densities = {key: _densities(done[key], runs) for key in (sizes.paper, POOR, SORTED)}
     made = _claims(done, sizes, sweep, densities)
     figures.save(
-        _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR)]), out / "figures", "wasserstein"
+        _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR, SORTED)]), out / "figures", "wasserstein"
     )
     figures.save(_sweep_figure(swept), out / "figures", "bias")
     figures.save(_density_figure(densities), out / "figures", "density")
@@ -127,7 +135,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
             f" component; {seeds} seeds (data sets), {sizes.trials} tuning trials of {sizes.tuning_epochs:g} epochs for"
             f" every method with a step size and every bias, on data of their own, then {sizes.epochs:g} epochs."
             " Distance: Wasserstein-2 between true and fitted components, matched one to one. The start is that of"
-            " k-means, from which every sensible step is a good one, or K rows drawn at random."
+            " k-means, from which every sensible step is a good one, or K rows drawn at random. Batches are shuffled in"
+            " every epoch, or come component by component (sorted)."
         ),
         command=command,
         quick=quick,
@@ -135,8 +144,9 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
             "wasserstein": "Wasserstein-2 distance against iteration; mean over seeds and one standard deviation, of"
             " logarithms. Below: the same, enlarged.",
             "bias": "Distance at the end against the share of a batch that is of one component.",
-            "density": "Density in the plane of the first two principal directions of the true means, first seed; above"
-            " the k-means start, below the random one. Apart: total variation from the truth in this plane.",
+            "density": "Density in the plane of the first two principal directions of the true means, first seed; from"
+            " above: the k-means start, the random one, and batches sorted by component. Apart: total variation from"
+            " the truth in this plane.",
         },
     )
     return made
@@ -251,7 +261,7 @@ def _claims(
             verdict(theirs > FAR and p2d < FAR),
         )
 
-    starts = ((sizes.paper, "k-means start"), (POOR, "random start"))
+    starts = ((sizes.paper, "k-means start"), (POOR, "random start"), (SORTED, "batches sorted by component"))
     return [
         *(lower(*each) for each in starts),
         *(faster(*each) for each in starts),
@@ -294,7 +304,7 @@ def _sweep_figure(done: dict[float, Compared]) -> Any:
 
 
 def _density_figure(densities: dict[str, Densities]) -> Any:
-    figure, axes = figures.new(4, 2, width=2.8, height=2.6, legend=0.4)
+    figure, axes = figures.new(4, len(densities), width=2.8, height=2.6, legend=0.4)
     for row, found in zip(axes, densities.values()):
         highest = float(found["truth"][0].max())
         for ax, (name, (values, extent)) in zip(row, found.items()):

@@ -24,6 +24,7 @@ from pdvi._base.console import Say
 from pdvi.reproduce.methods import BY_NAME, Method, applicable
 from pdvi.reproduce.provenance import sign
 from pdvi.run.fit import Progress
+from pdvi.run.sampling import Sampling
 from pdvi.run.tune import EQUAL, PARTS, with_settings
 
 Arrays = dict[str, np.ndarray]
@@ -32,11 +33,12 @@ LOG_POINT = ("step", "event")  # together these tell the rows of a trace apart
 
 
 class Task(NamedTuple):
-    """A problem, what is measured at every log point beside the trace, and what is kept of the end."""
+    """A problem, what is measured at every log point beside the trace, what is kept of the end, the order of shards."""
 
     problem: pdvi.Problem
     watch: Callable[[Progress], dict[str, float]] | None = None
     keep: Callable[[pdvi.Result], Arrays] | None = None
+    sampling: Sampling | None = None  # None: shuffled in every epoch
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
         trials=case.trials,
         batch_size=case.batch_size,
         max_epochs=case.tuning_epochs,
+        sampling=task(0).sampling,
         path=path.with_suffix(".jsonl"),
         equal=ROUNDING if case.double else EQUAL,
         vectorise=False if as_run else None,
@@ -190,12 +193,13 @@ def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
 
 
 def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None:
-    problem, watch, keep = task(seed)
+    problem, watch, keep, sampling = task(seed)
     solver = with_settings(problem, method.solver, runs.settings(case, method))
     extra: list[dict[str, Any]] = []
     settings: dict[str, Any] = {
         "batch_size": None if solver.full_batch else case.batch_size,
         "log_every": case.log_every,
+        "sampling": sampling,
         "seed": seed,
         "tol": 0,
         "progress": False,
