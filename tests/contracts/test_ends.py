@@ -129,13 +129,20 @@ def test_a_client_that_is_killed_goes_on_as_another(folder, cluster, optimum, tm
 
 
 def interrupt(child):
-    """Ctrl-C at a terminal: it tells all processes of the session."""
-    os.killpg(child.pid, signal.SIGINT)
-    try:
-        said, _ = child.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
+    """Ctrl-C at a terminal: it tells all processes of the session.
+
+    Python drops the exception if it is just collecting garbage; then a person presses again.
+    """
+    for _ in range(3):
+        os.killpg(child.pid, signal.SIGINT)
+        try:
+            said, _ = child.communicate(timeout=30)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    else:
         os.killpg(child.pid, signal.SIGKILL)
-        raise
+        pytest.fail("it does not end")
     assert said.split()[-1] == "INTERRUPTED"
     assert child.returncode == 0
     assert left_over(child.pid) == []

@@ -409,4 +409,7 @@ def _inverses(covariances: np.ndarray) -> np.ndarray:
     """Inverse matrices, in units in which they are close to 1: those of tiny ones would not be found."""
     size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     both = size[:, :, None] * size[:, None, :]
-    return np.linalg.inv(covariances / both) / both
+    values, vectors = np.linalg.eigh(covariances / both)
+    # columns that are the same but for one far row leave nothing of the least eigenvalue, or less
+    values = np.maximum(values, np.finfo(float).eps * values.max(-1, keepdims=True))
+    return (vectors / values[..., None, :]) @ np.swapaxes(vectors, -1, -2) / both
