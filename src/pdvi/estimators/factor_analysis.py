@@ -113,7 +113,7 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     Attributes
     ----------
-    components_ (n_components, columns): W', rotated so that W' noise^-1 W is diagonal, the largest first; mean_,
+    components_ (n_components, columns): W', rotated so that W' noise^-1 W is diagonal, the largest first; ``mean_``,
     noise_variance_ (one for each column; a number if isotropic), elbo_, n_iter_ (epochs), converged_, result_,
     fit_seconds_
     """
