@@ -63,6 +63,15 @@ def test_domains_tell_their_stages_when_asked(monkeypatch, capfd):
         assert stage in told
 
 
+def test_the_last_stage_of_a_call_is_over_with_it(monkeypatch):
+    lines = Lines()
+    monkeypatch.setattr(telling, "PATIENCE", 0.2)
+    with telling.told_by(lines):
+        with telling.told(None):
+            telling.tell("the last")
+        assert not lines.came.wait(0.6)
+
+
 def test_nobody_listens():
     telling.tell("into the void")
     with telling.told(False):

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 PATIENCE = 2.0  # seconds that a stage lasts before it is told
@@ -64,14 +64,16 @@ def told_by(write: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def told(progress: bool | None) -> Iterator[None]:
-    """Write lines about stages within to stderr; None: on a terminal only."""
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield
-        return
+    """Write lines about stages within to stderr (None: on a terminal only), unless somebody listens already."""
     began = time.perf_counter()
 
     def write(line: str) -> None:
         print(f"[{time.perf_counter() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
-    with told_by(write):
-        yield
+    wanted = sys.stderr.isatty() if progress is None else progress
+    with told_by(write) if wanted else nullcontext():
+        try:
+            yield
+        finally:
+            if (teller := _listening.get()) is not None:
+                teller.close()  # what comes next is not the last stage of this
