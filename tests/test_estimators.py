@@ -16,13 +16,16 @@ TISSUE = pdvi.datasets.tissue_features(2_500, n_features=20, n_domains=4, noise=
 GRAPH = graphs.weights(graphs.nearest(TISSUE.coordinates, 6), TISSUE.X)
 
 
-@parametrize_with_checks([pdvi.GaussianMixture(n_components=2)])
+# with a seed: rows without any groups, as some checks have them, need not converge from every start
+@parametrize_with_checks([pdvi.GaussianMixture(n_components=2, random_state=0)])
 def test_scikit_learn_accepts_the_estimator(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([pdvi.PottsMixture(2), pdvi.GaussianMixture(2, covariance_type="full")])
+@parametrize_with_checks(
+    [pdvi.PottsMixture(2, random_state=0), pdvi.GaussianMixture(2, covariance_type="full", random_state=0)]
+)
 def test_scikit_learn_accepts_the_others_too(estimator, check):
     """Without a graph one is filled in."""
     check(estimator)
