@@ -72,7 +72,9 @@ def test_the_last_stage_of_a_call_is_over_with_it(monkeypatch):
         assert not lines.came.wait(0.6)
 
 
-def test_nobody_listens():
+def test_where_nobody_listens_nothing_is_written(monkeypatch, capfd):
+    monkeypatch.setattr(telling, "Teller", Chatty)
     telling.tell("into the void")
     with telling.told(False):
         telling.tell("into the void")
+    assert capfd.readouterr() == ("", "")
