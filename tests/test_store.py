@@ -246,3 +246,14 @@ def test_memory_stays_below_the_limit(tmp_path):
         [sys.executable, "-c", CHILD, str(tmp_path / "store"), "300e6"], capture_output=True, text=True, check=True
     )
     assert float(used.stdout) < 300e6 < 0.6 * X.nbytes
+
+
+def test_a_limit_that_cannot_be_kept_is_said_where_nobody_is_strict(tmp_path):
+    problem = pdvi.datasets.mixture(200, dim=2, n_components=2, batch_size=50, seed=0).problem()
+    pdvi.write_store(tmp_path / "store", problem)
+    stored = pdvi.Problem.from_store(tmp_path / "store")
+    with pytest.raises(ValueError, match="`memory_limit` must be at least"):
+        pdvi.fit(stored, pdvi.P2DVI(), max_epochs=1, tol=0, executor=pdvi.Disk(1e6))
+    with pytest.warns(UserWarning, match="going on with more than the memory limit"):
+        result = pdvi.fit(stored, pdvi.P2DVI(), max_epochs=1, tol=0, executor=pdvi.Disk(1e6, strict=False))
+    assert np.isfinite(result.objective)

@@ -74,7 +74,11 @@ class LargeSlides:
         )
         limits: dict[str, Any] = {"memory_limit": self.memory_limit, "layer": self.layer}
         if self.executor != "dask":
-            place = Disk(self.memory_limit, scratch=files.stages_of(self.output)) if self.executor == "disk" else None
+            place = (
+                Disk(self.memory_limit, scratch=files.stages_of(self.output), strict=False)
+                if self.executor == "disk"
+                else None
+            )
             return files.domains_on_disk(self.slides, n_domains, self.output, **limits, executor=place, **settings)
         from distributed import Client
 

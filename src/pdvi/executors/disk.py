@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,19 @@ class Disk(Remote):
         being worked on leave free holds as many others as fit, so that they are read once only.
     scratch
         a folder for scratch files, as large as all local variables; by default where the store is.
+    strict
+        refuse a limit that cannot be kept; otherwise no shard stays in memory, and it is said.
     """
 
-    def __init__(self, memory_limit: str | float | None = None, *, scratch: str | os.PathLike[str] | None = None):
+    def __init__(
+        self,
+        memory_limit: str | float | None = None,
+        *,
+        scratch: str | os.PathLike[str] | None = None,
+        strict: bool = True,
+    ):
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
-        self.scratch = scratch
+        self.scratch, self.strict = scratch, strict
 
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
@@ -114,7 +123,10 @@ class Disk(Remote):
                 f"use, and a shard has {store.shard_bytes / 1e9:.3f} GB), got {self.memory_limit / 1e9:.2f} GB; "
                 "give more, or write the store with smaller shards."
             )
-            raise ValueError(msg)
+            if self.strict:
+                raise ValueError(msg)
+            warnings.warn(f"going on with more than the memory limit: {msg}", UserWarning, stacklevel=2)
+            return 0.0
         return FILLED * (self.memory_limit - used)
 
 

@@ -76,7 +76,7 @@ class LargeTissue:
                 say(f"going on with what is in {str(folder)!r}.")
             most = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
             place = Place(
-                Disk(limit, scratch=folder) if executor is None else executor,
+                Disk(limit, scratch=folder, strict=False) if executor is None else executor,
                 folder,
                 max(most, task.recipe.group_above),
             )
