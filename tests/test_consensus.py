@@ -4,11 +4,12 @@ import anndata as ad
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 import pdvi
-from pdvi.mixtures.consensus import consensus, match
+from pdvi.mixtures.consensus import adjusted_rand, consensus, match
 from pdvi.mixtures.recipe import RECIPE
-from pdvi.mixtures.views import VIEWS
+from pdvi.mixtures.views import VIEWS, _side_by_side
 
 FIRST = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
 
@@ -141,3 +142,29 @@ def test_annotation_needs_genes_and_a_model(fitted):
         pdvi.tl.annotate(other, fitted)
     with pytest.raises(ValueError, match="must name a fit of"):
         pdvi.tl.annotate(other, ad.AnnData(np.ones((3, 3))))
+
+
+def test_agreement_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    for n_labels in (1, 2, 7):
+        for rows in (1, 2, 500):
+            one, other = rng.integers(n_labels, size=(2, rows))
+            assert adjusted_rand(one, other, n_labels) == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)
+            assert adjusted_rand(one, one, n_labels) == 1
+
+
+@pytest.mark.parametrize("groups", [[[0, 2], [1, 3, 4, 5]], [[0, 1, 2, 3, 4, 5], []], [[5, 4, 3], [2, 1, 0]]])
+def test_what_runs_side_by_side_is_done_once_and_comes_back_in_order(groups):
+    done = []
+
+    def work(i):
+        done.append(i)
+        return 10 * i
+
+    assert _side_by_side(groups, work) == [0, 10, 20, 30, 40, 50]
+    assert sorted(done) == list(range(6))
+
+
+def test_an_error_in_one_thread_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        _side_by_side([[0, 1], [2]], lambda i: 1 / (i - 1))

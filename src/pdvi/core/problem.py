@@ -269,12 +269,14 @@ def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(np.shape(value))) for name, value in start.items())
 
 
-def _check_loss(problem: Problem) -> None:
-    def first_loss() -> Array:
-        lam, local = problem.init(jax.random.key(0))
-        return problem.loss(problem.read(local, jnp.asarray(0)), lam, take(problem.shards, 0))
+@eqx.filter_jit  # so that it is traced once for all problems that are alike
+def _first_loss(problem: Problem) -> Array:
+    lam, local = problem.init(jax.random.key(0))
+    return problem.loss(problem.read(local, jnp.asarray(0)), lam, take(problem.shards, 0))
 
-    loss = jax.eval_shape(first_loss)
+
+def _check_loss(problem: Problem) -> None:
+    loss = eqx.filter_eval_shape(_first_loss, problem)
     shape = loss.shape if isinstance(loss, jax.ShapeDtypeStruct) else type(loss).__name__
     if shape != ():
         msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."

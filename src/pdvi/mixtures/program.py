@@ -47,9 +47,16 @@ class _Fit(NamedTuple):
     arrays: Any
     state: State
     whitening: Array
+    labels: Array  # before the round that is being made
     rounds: Array
+    action: Array  # what comes next
     done: Array
     course: Course
+
+
+# What a fit does between two looks at its objective. All are one loop with one look: every further place in which
+# something stands is compiled, too.
+NOTHING, LEG, REESTIMATE, ROUND = range(4)
 
 
 def fit_together(
@@ -97,8 +104,6 @@ def _fit(
         lam, local = problem.ravel(point.global_params), point.local_params
     else:
         lam, local = problem.init(jax.random.key(0))
-    whitening = jnp.eye(problem.shards["x"].shape[-1])
-    rest = shared
     longest = 1 + recipe.first_logs + 2 * recipe.rounds
     course = Course(
         jnp.zeros(longest),
@@ -107,60 +112,49 @@ def _fit(
         jnp.zeros(longest, bool),
         jnp.asarray(0),
     )
-    state = State(CAVIServer(lam), local, ())
-    fit = _Fit(own, state, whitening, jnp.asarray(0), jnp.asarray(False), course)
-    fit = _logged(rest, fit, 0, False)
-    leg = recipe.first_epochs // recipe.first_logs
+    whitening = jnp.eye(problem.shards["x"].shape[-1])
+    counts = jnp.asarray(0), jnp.asarray(NOTHING), jnp.asarray(False)
+    begun = _Fit(own, State(CAVIServer(lam), local, ()), whitening, labels_of(local), *counts, course)
+    epochs = jnp.asarray([0, recipe.first_epochs // recipe.first_logs, 0, recipe.round_epochs])
 
-    def first(fit: _Fit) -> _Fit:
-        fit = _logged(rest, _swept(rest, fit, leg), leg, False)
-        return fit._replace(done=_settled(fit.course, tol))
-
-    if not from_labels:  # which are re-estimated at once
-        fit = jax.lax.while_loop(lambda fit: ~fit.done & (fit.course.length <= recipe.first_logs), first, fit)
-
-    def next_round(fit: _Fit) -> _Fit:
-        before, labels = _last(fit.course), labels_of(fit.state.local)
-        problem = eqx.combine(fit.arrays, rest)
+    def reestimated(fit: _Fit) -> _Fit:
+        problem = eqx.combine(fit.arrays, shared)
         point = Point(problem.unravel(fit.state.lam), fit.state.local)
         problem, point, matrix = reestimate(problem, point, noise=noise, weights=weights, floor=recipe.floor)
-        fit = fit._replace(
+        return fit._replace(
             arrays=_apart(problem)[0],
             state=State(CAVIServer(problem.ravel(point.global_params)), point.local_params, ()),
             whitening=matrix @ fit.whitening,
+            labels=labels_of(fit.state.local),
             rounds=fit.rounds + 1,
         )
-        fit = _logged(rest, fit, 0, True)
-        fit = _logged(rest, _swept(rest, fit, recipe.round_epochs), recipe.round_epochs, False)
-        gain, rows = before - _last(fit.course), problem.model.n_rows
-        changed = (labels != labels_of(fit.state.local)).sum()
-        steady = (gain < recipe.steady_gain * rows) & (changed < recipe.steady_labels * rows)
-        return fit._replace(done=(gain < recipe.least_gain * rows) | steady)
 
-    fit = fit._replace(done=jnp.asarray(False))
-    return jax.lax.while_loop(lambda fit: ~fit.done & (fit.rounds < recipe.rounds), next_round, fit)
+    def act(fit: _Fit) -> _Fit:
+        """Do what comes next, look at the objective, and decide what comes then."""
+        action = fit.action
+        fit = jax.lax.cond(action == REESTIMATE, reestimated, lambda fit: fit, fit)
+        problem = eqx.combine(fit.arrays, shared)
+        fit = _logged(problem, _swept(problem, fit, epochs[action]), epochs[action], action == REESTIMATE)
+        legs_over = _settled(fit.course, tol) | (fit.course.length > recipe.first_logs)
+        after_leg = jnp.where(legs_over, REESTIMATE, LEG)
+        after = jnp.stack([jnp.asarray(REESTIMATE if from_labels else LEG), after_leg, ROUND, REESTIMATE])
+        return fit._replace(action=after[action], done=(action == ROUND) & _steady(fit, problem.model.n_rows, recipe))
 
+    def goes_on(fit: _Fit) -> Array:
+        return ~fit.done & ((fit.action != REESTIMATE) | (fit.rounds < recipe.rounds))
 
-# compiled functions of their own, since they stand in several places: traced once
-_step = eqx.filter_jit(step)
-
-
-@eqx.filter_jit
-def _evaluate(problem: Problem, state: State) -> tuple[Array, Array]:
-    return problem.evaluate(state.lam, state.local)
+    return jax.lax.while_loop(goes_on, act, begun)
 
 
-def _swept(rest: Problem, fit: _Fit, epochs: int) -> _Fit:
-    problem = eqx.combine(fit.arrays, rest)
+def _swept(problem: Problem, fit: _Fit, epochs: Array) -> _Fit:
     batch = jnp.arange(problem.n_shards)
-    state = jax.lax.fori_loop(0, epochs, lambda _, state: _step(problem, CAVI(), state, batch), fit.state)
+    state = jax.lax.fori_loop(0, epochs, lambda _, state: step(problem, CAVI(), state, batch), fit.state)
     return fit._replace(state=state)
 
 
-def _logged(rest: Problem, fit: _Fit, epochs: int, begins_round: bool) -> _Fit:
-    problem, course = eqx.combine(fit.arrays, rest), fit.course
-    losses, gradient = _evaluate(problem, fit.state)
-    at = course.length
+def _logged(problem: Problem, fit: _Fit, epochs: Array, begins_round: Array) -> _Fit:
+    course, at = fit.course, fit.course.length
+    losses, gradient = problem.evaluate(fit.state.lam, fit.state.local)
     epoch = jnp.where(at > 0, course.epoch[at - 1], 0.0) + epochs
     return fit._replace(
         course=Course(
@@ -173,8 +167,13 @@ def _logged(rest: Problem, fit: _Fit, epochs: int, begins_round: bool) -> _Fit:
     )
 
 
-def _last(course: Course) -> Array:
-    return course.objective[course.length - 1]
+def _steady(fit: _Fit, rows: Array, recipe: Recipe) -> Array:
+    """Whether a round, which is two looks, has gained too little to make another."""
+    course = fit.course
+    gain = course.objective[course.length - 3] - course.objective[course.length - 1]
+    changed = (fit.labels != labels_of(fit.state.local)).sum()
+    steady = (gain < recipe.steady_gain * rows) & (changed < recipe.steady_labels * rows)
+    return (gain < recipe.least_gain * rows) | steady
 
 
 def _settled(course: Course, tol: Array) -> Array:

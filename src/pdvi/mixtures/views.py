@@ -11,17 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.metrics import adjusted_rand_score
 from sklearn.utils import check_random_state
 
 from pdvi._base.telling import tell
 from pdvi.core.result import Result
 from pdvi.mixtures.coarse import coarsened
-from pdvi.mixtures.consensus import Consensus, consensus
+from pdvi.mixtures.consensus import Consensus, adjusted_rand, consensus
 from pdvi.mixtures.kinds import Fit, OfAverages, OfTypes
 from pdvi.mixtures.pipeline import fit_rows, is_one_program
 from pdvi.mixtures.recipe import Recipe
@@ -175,7 +175,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
 
     def again(i: int) -> Fit:
         """Fit once more from what all agree on: one view may have missed what is better for it, too."""
-        if adjusted_rand_score(labels[i], common) >= task.recipe.view_same:
+        if adjusted_rand(labels[i], common, task.n_components) >= task.recipe.view_same:
             return alone[i]
         _tell(views, i, ", from what all agree on")
         return min(alone[i], kinds[i].again(common), key=lambda fit: fit.result.objective)
@@ -189,14 +189,27 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
 
 
 def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[Any]:
-    """Return ``work(i)`` for every number in the groups, in order; each group is a thread's."""
+    """Return ``work(i)`` for every number in the groups, in order; each group is a thread's.
 
-    def of_group(group: list[int]) -> dict[int, Any]:
-        return {i: work(i) for i in group}
+    A thread that has done its own goes on with what others have left, once their first is done and so compiled.
+    """
+    left, lock = [list(group) for group in groups], Lock()
+    found: dict[int, Any] = {}
+
+    def next_of(own: int) -> int | None:
+        with lock:
+            if left[own]:
+                return left[own].pop(0)
+            compiled = (rest for rest, group in zip(left, groups) if rest and group[0] in found)
+            return next((rest.pop() for rest in compiled), None)
+
+    def of_group(own: int) -> None:
+        while (i := next_of(own)) is not None:
+            found[i] = work(i)
 
     with ThreadPoolExecutor(len(groups)) as threads:
-        parts = [threads.submit(copy_context().run, of_group, group) for group in groups]
-        found = {i: done for part in parts for i, done in part.result().items()}
+        for thread in [threads.submit(copy_context().run, of_group, own) for own in range(len(groups))]:
+            thread.result()
     return [found[i] for i in sorted(found)]
 
 

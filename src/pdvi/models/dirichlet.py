@@ -24,13 +24,13 @@ SHIFT = 10  # from this argument on the asymptotic series are exact in double pr
 
 def expected_log(rho: Array) -> Array:
     """Return E log theta of every row, psi(alpha_c) - psi(sum alpha)."""
-    alpha = jnp.exp(rho)
-    return digamma(alpha) - digamma(alpha.sum(-1, keepdims=True))
+    psi = digamma(_and_sum(jnp.exp(rho)))
+    return psi[..., :-1] - psi[..., -1:]
 
 
 def divergence(rho: Array, prior: Array) -> Array:
     """Return KL(Dir(exp rho) || Dir(prior)) of every row."""
-    constant = _mild(prior).sum(-1) - _mild(prior.sum(-1)) + (prior * expected_log(jnp.log(prior))).sum(-1)
+    constant = (prior * expected_log(jnp.log(prior))).sum(-1) - _spread(prior)
     return _spread(jnp.exp(rho)) - (prior * expected_log(rho)).sum(-1) + constant
 
 
@@ -123,7 +123,7 @@ def _look(row: _Row, rho: Array) -> _Place:
     total = alpha.sum(-1, keepdims=True)
     share = alpha / total
     # all at once, behind a barrier: fused into what follows they would be computed, and compiled, many times over
-    both = jnp.concatenate([alpha, total], axis=-1)
+    both = _and_sum(alpha)
     special = jax.lax.optimization_barrier((digamma(both), _mild(both), *_scaled_polygammas(both)))
     (psi, mild, one, two), (all_psi, all_mild, all_one, all_two) = (
         [leaf[..., part] for leaf in special] for part in (slice(None, -1), slice(-1, None))
@@ -160,14 +160,22 @@ def _solve(diagonal: Array, rank_one: Array, u: Array, right: Array) -> Array:
 
 def _spread(alpha: Array) -> Array:
     """log Gamma(A) - sum log Gamma(alpha) + sum alpha (psi(alpha) - psi(A)), without its cancellation."""
-    return _mild(alpha.sum(-1)) - _mild(alpha).sum(-1)
+    mild = _mild(_and_sum(alpha))
+    return mild[..., -1] - mild[..., :-1].sum(-1)
+
+
+def _and_sum(alpha: Array) -> Array:
+    """The rows with their sums as a last column: a special function of both is compiled once."""
+    return jnp.concatenate([alpha, alpha.sum(-1, keepdims=True)], axis=-1)
 
 
 # Special functions of our own: recurrences up to x + SHIFT, asymptotic series from there. They lose no
-# digits at either end, and their slopes are known.
+# digits at either end, and their slopes are known. Compiled functions of their own: traced once for every
+# shape, not once for every use.
 
 
 @jax.custom_jvp
+@jax.jit
 def digamma(x: Array) -> Array:
     """Return psi(x)."""
     v = 1 / (x + SHIFT)
@@ -181,6 +189,7 @@ def _digamma_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
 
 
 @jax.custom_jvp
+@jax.jit
 def _mild(x: Array) -> Array:
     """log Gamma(x) - x psi(x) + x, which grows like -1/2 log x where its terms grow like x log x."""
     v = 1 / (x + SHIFT)
@@ -196,6 +205,7 @@ def _mild_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
     return _mild(x), (1 - _scaled_polygammas(x)[0] / x) * dx
 
 
+@jax.jit
 def _scaled_polygammas(x: Array) -> tuple[Array, Array]:
     """x^2 psi'(x) and x^3 psi''(x), which neither overflow at 0 nor vanish at infinity."""
     v = 1 / (x + SHIFT)
