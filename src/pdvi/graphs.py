@@ -8,6 +8,8 @@ from scipy.spatial import cKDTree
 
 from pdvi._base.checks import factor, finite, positive, whole
 
+EDGES_AT_ONCE = 1_000_000  # whose rows are gathered
+
 
 def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_array:
     """Join spots that are among the k nearest of each other (``mutual``, the paper), or of one of the two."""
@@ -48,20 +50,27 @@ def weights(
     zero, the first term is left out.
     """
     factor("tau", tau)
-    edges = sp.coo_array(sp.csr_array(graph))
-    i, j = edges.row, edges.col
+    graph = sp.csr_array(graph)
+    if not graph.has_canonical_format:
+        graph = graph.copy()
+        graph.sum_duplicates()
+    i, j = np.repeat(np.arange(len(X), dtype=graph.indices.dtype), np.diff(graph.indptr)), graph.indices
     norms = np.linalg.norm(X, axis=1, keepdims=True)
     unit = np.asarray(X / np.maximum(norms, 1e-12), np.float32)
     values = np.empty(len(i), np.float32)
-    for part in np.array_split(np.arange(len(i)), max(1, len(i) // 1_000_000)):  # keeps the gathered rows small
+    for begin in range(0, len(i), EDGES_AT_ONCE):
+        part = slice(begin, begin + EDGES_AT_ONCE)
         values[part] = tau * (1 + np.einsum("ed,ed->e", unit[i[part]], unit[j[part]]))
     if flow is not None and coordinates is not None:
         steps = coordinates[j] - coordinates[i]
         lengths = np.linalg.norm(flow[i], axis=1) * np.linalg.norm(steps, axis=1)
         along = np.abs((flow[i] * steps).sum(1))
         values += np.divide(along, lengths, out=np.zeros(len(i)), where=lengths > 0)
-    directed = sp.csr_array((values, (i, j)), shape=graph.shape)
-    return sp.csr_array((directed + directed.T) * 0.5)
+    del i
+    directed = sp.csr_array((values, j, graph.indptr), shape=graph.shape)
+    both = sp.csr_array(directed + directed.T)
+    np.multiply(both.data, 0.5, out=both.data)
+    return both
 
 
 def along_flow(coordinates: np.ndarray, flow: np.ndarray, *, length: float, width: float) -> sp.csr_array:

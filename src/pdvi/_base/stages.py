@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pdvi._base.atomic import replacing, sync
+from pdvi._base.memory import give_back
 from pdvi._base.telling import tell
 from pdvi._base.temporary import remove
 
@@ -74,6 +75,7 @@ class Stages:
             tell(stage)
             draft = Draft(self.folder, stage)
             make(draft)
+            give_back()
             for file in draft.files.values():
                 sync(file)
             self._stages[stage] = {name: _signature(file) for name, file in draft.files.items()}

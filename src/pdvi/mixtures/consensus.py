@@ -34,19 +34,22 @@ def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray
     medoid = int(agreement.mean(1).argmax())
     centre = labellings[medoid] if reference is None else reference
     probability = votes([match(labels, centre, n_labels)[labels] for labels in labellings], n_labels)
-    rows = np.arange(len(probability))
     labels = centre
     if reference is None:
-        preferred = probability.copy()
-        preferred[rows, centre] += 0.5 / len(labellings)
-        labels = preferred.argmax(1)
+        best = probability.max(1)
+        is_best = probability[np.arange(len(centre)), centre] == best
+        labels = np.where(is_best, centre, probability.argmax(1))
     certainty = certainty_of(probability, labels, len(labellings))
     return Consensus(labels, probability, certainty, agreement, medoid)
 
 
 def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:
     """Return the share of labellings that give a row each label, (rows, labels)."""
-    return np.stack([np.mean([labels == k for labels in labellings], axis=0) for k in range(n_labels)], axis=1)
+    shares = np.zeros((len(labellings[0]), n_labels), np.float32)  # of a large tissue much memory: as little as will do
+    for labels in labellings:
+        shares[np.arange(len(labels)), labels] += 1
+    shares /= len(labellings)
+    return shares
 
 
 def certainty_of(probability: np.ndarray, labels: np.ndarray, n_labellings: int) -> np.ndarray:

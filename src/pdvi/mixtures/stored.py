@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pdvi._base.memory import give_back
 from pdvi._base.telling import tell
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
@@ -51,6 +52,7 @@ def fit_stored(rows: Rows, task: Task, start: Start) -> Found:
     assert rows.graph is not None
     assert rows.coordinates is not None
     began = time.perf_counter()
+    give_back()
     where = layout(median_cuts(rows.coordinates, -(-len(rows.X) // SHARD)), along_space(rows.coordinates))
     beta, halo, temperature = task.beta, task.halo, task.temperature
     coupling = coupled(rows.graph, where, beta=beta, halo=halo, temperature=temperature, recipe=task.recipe)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import entr
 
 from pdvi._anndata import keys
 from pdvi.core.result import Result
@@ -80,8 +81,10 @@ def of_views(agreed: Agreed) -> Outcome:
 def kept_model(tissue: Tissue, outcome: Outcome, sizes: dict[View, int], recipe: Recipe) -> dict[str, Any]:
     """Return what labels other slides: the mixture of every view of averages within the domains that were found."""
     n_domains, width = outcome.probability.shape[1], max(sizes.values())
+    some = slice(None, None, max(1, len(outcome.labels) // recipe.cloud_rows))
+    labels, sample = outcome.labels[some], None if tissue.sample is None else tissue.sample[some]
     kept = [
-        keep(about_mean(tissue.rows(view, size).X, tissue.sample), view.n_neighbors, outcome.labels, n_domains, recipe)
+        keep(about_mean(tissue.rows(view, size).X[some], sample), view.n_neighbors, labels, n_domains, recipe)
         for view, size in sizes.items()
     ]
     missing = [width - size for size in sizes.values()]
@@ -156,5 +159,4 @@ def write_labels(
 
 def _entropy(probability: np.ndarray) -> np.ndarray:
     """Between 0 and 1."""
-    safe = np.maximum(probability.astype(float), 1e-300)
-    return np.clip(-(probability * np.log(safe)).sum(1) / np.log(probability.shape[1]), 0, 1)
+    return np.clip(entr(probability).sum(1, dtype=float) / np.log(probability.shape[1]), 0, 1)
