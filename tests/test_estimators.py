@@ -24,7 +24,11 @@ def test_scikit_learn_accepts_the_estimator(estimator, check):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [pdvi.PottsMixture(2, random_state=0), pdvi.GaussianMixture(2, covariance_type="full", random_state=0)]
+    [
+        pdvi.PottsMixture(2, random_state=0),
+        pdvi.TwoLevelMixture(2, n_types=3, random_state=0),
+        pdvi.GaussianMixture(2, covariance_type="full", random_state=0),
+    ],
 )
 def test_scikit_learn_accepts_the_others_too(estimator, check):
     """Without a graph one is filled in."""

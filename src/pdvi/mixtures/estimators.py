@@ -6,19 +6,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
-from sklearn.neighbors import kneighbors_graph
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from pdvi._base.checks import at_least, one_of
 from pdvi.mixtures.checks import (
-    check_coordinates,
-    check_graph,
     check_means,
-    check_probabilities,
     check_shares,
     in_order,
     weighted_rows,
@@ -26,17 +21,16 @@ from pdvi.mixtures.checks import (
 from pdvi.mixtures.density import Density, nearest_component
 from pdvi.mixtures.free import FreeFound, fit_free, in_shape
 from pdvi.mixtures.likelihood import Likelihood
-from pdvi.mixtures.pipeline import cut, find, find_on_groups, fit_rows
+from pdvi.mixtures.pipeline import cut, find
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import empirical_bayes
 from pdvi.mixtures.task import COVARIANCES, Found, Rows, Start, Task, warn_unless_converged
 
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")  # scikit-learn's
-NEIGHBORS = 8  # of a graph that nobody gave
 
 
-class _Mixture(BaseEstimator):
-    """What both mixtures share; every parameter is documented in the subclasses."""
+class Mixture(BaseEstimator):
+    """What all mixtures share; every parameter is documented in the subclasses."""
 
     def _task(self, n_rows: int) -> Task:
         params = self.get_params(deep=False)
@@ -73,7 +67,7 @@ class _Mixture(BaseEstimator):
         return x @ scaled.T + (self._log_weights - 0.5 * norm)
 
 
-class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, _Mixture):
+class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     """A Gaussian mixture fitted by P2D-VI, with a posterior over the component means.
 
     The order of the rows does not matter. To go on with new rows, give all of them to a mixture with ``warm_start``:
@@ -301,108 +295,6 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, _Mixture):
         check_is_fitted(self, "means_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         return np.asarray(X, float), X.dtype
-
-
-class PottsMixture(ClusterMixin, _Mixture):
-    """A Gaussian mixture whose labels follow a graph: neighbours like to share a component.
-
-    Parameters are those of `GaussianMixture`, and
-
-    beta
-        strength of the coupling: edge weights are multiplied by it.
-    n_patches
-        pieces the rows are cut into; by default one for every 32 rows, at most 32.
-    halo
-        keep the edges between patches (default); False drops them, as the paper does.
-    temperature
-        divides the logits; small values harden the labels.
-    anneal_from
-        a higher temperature to begin with; it falls linearly to ``temperature`` over the first ten epochs.
-
-    ``labels_`` and ``probabilities_`` are of the rows given to `fit`: a new row has no place in the graph.
-
-    With more than 80,000 rows, their coordinates, and noise to be estimated, a fit begins with groups of four rows
-    (and these with groups of four, if they are as many); ``result_`` is then of the rows, from what the groups found.
-    """
-
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        beta: float = 1.0,
-        covariance: str = "tied",
-        estimate_noise: bool = True,
-        learn_weights: bool = False,
-        n_init: int = 1,
-        reseed: bool = True,
-        n_patches: int | None = None,
-        halo: bool = True,
-        temperature: float = 1.0,
-        anneal_from: float | None = None,
-        max_epochs: int = RECIPE.max_epochs,
-        tol: float = RECIPE.tol,
-        solver: Any = None,
-        random_state: Any = None,
-        recipe: Recipe | None = None,
-    ):
-        self.n_components = n_components
-        self.beta = beta
-        self.anneal_from = anneal_from
-        self.covariance = covariance
-        self.estimate_noise = estimate_noise
-        self.learn_weights = learn_weights
-        self.n_init = n_init
-        self.reseed = reseed
-        self.n_patches = n_patches
-        self.halo = halo
-        self.temperature = temperature
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.random_state = random_state
-        self.recipe = recipe
-
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        graph: Any = None,
-        coordinates: Any = None,
-        start: Any = None,
-        exchange: bool = False,
-    ) -> PottsMixture:
-        """Fit to rows ``X`` on a ``graph`` of edge weights; ``coordinates`` cut the rows into compact patches.
-
-        Without a graph rows are joined to the eight nearest others, by their coordinates if there are any.
-        ``start`` has the rows' probabilities from an earlier fit (of other features, say), instead of k-means; or is
-        what `of_groups` found. With ``exchange`` components in use are given up where another, split in two, promises
-        more.
-        """
-        rows, task = self._given(X, graph, coordinates)
-        if isinstance(start, Start):
-            found = fit_rows(rows, task, start, exchange=exchange)
-        else:
-            if start is not None:
-                start = Start(check_probabilities(start, (len(rows.X), self.n_components)))
-            found = find(rows, task, start=start, exchange=exchange)
-        self._keep(found, task)
-        self.probabilities_ = found.probabilities
-        self.labels_ = self.probabilities_.argmax(1)
-        return self
-
-    def of_groups(self, X: Any, *, graph: Any, coordinates: Any) -> Start | None:
-        """Return what `fit` begins with, the fit to groups of rows; None for a tissue that is not so large."""
-        return find_on_groups(*self._given(X, graph, coordinates))
-
-    def _given(self, X: Any, graph: Any, coordinates: Any) -> tuple[Rows, Task]:
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        task = self._task(len(X))
-        places = None if coordinates is None else check_coordinates(coordinates, len(X))
-        if graph is None:
-            near = sp.csr_array(kneighbors_graph(X if places is None else places, min(NEIGHBORS, len(X) - 1)))
-            graph = near.maximum(near.T)
-        return Rows(X, check_graph(graph, len(X)).astype(np.float64), places), task
 
 
 def _inverses(covariances: np.ndarray) -> np.ndarray:

@@ -9,11 +9,9 @@ import numpy as np
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
 from pdvi.mixtures.em import Fitted
-from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.start import centred, empirical_bayes, from_labels, means_of, padded, widened
 from pdvi.mixtures.tries import Tries
-from pdvi.mixtures.two_level import coupled_two_level, two_level_em, two_level_start
-from pdvi.solvers import P2DVI
+from pdvi.mixtures.two_level import coupled_two_level, fit_two_level, two_level_start
 
 
 class Fit(NamedTuple):
@@ -72,22 +70,12 @@ class OfTypes:
 
     def again(self, labels: np.ndarray) -> Fit:
         """Fit from the same types and given domains."""
-        task = self.tries.task
-        fitted = fit_together(
-            [self._problem(labels)],
-            noise="tied",
-            weights=False,
-            tol=task.tol,
-            recipe=task.recipe,
-            seed=self.seed,
-            from_labels=True,
-        )
-        return self._fit(fitted[0])
+        return self._fit(fit_two_level(self._problem(labels), self.tries.task, one_program=True, seed=self.seed))
 
     def begin_large(self) -> Fit:
         """Do what `begin` does for a tissue of many shards."""
-        batch = max(1, len(self.tries.where.rows) // self.tries.task.recipe.shards_per_batch)
-        return self._fit(two_level_em(self._problem(self.start.domain), P2DVI(), batch_size=batch, seed=self.seed))
+        problem = self._problem(self.start.domain)
+        return self._fit(fit_two_level(problem, self.tries.task, one_program=False, seed=self.seed))
 
     def _problem(self, labels: np.ndarray) -> Problem:
         start, tries = self.start._replace(domain=labels), self.tries

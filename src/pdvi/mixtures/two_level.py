@@ -14,11 +14,14 @@ from pdvi.core.problem import Problem
 from pdvi.mixtures.build import BuiltShard, Coupling, coupled, in_memory, mixture_shards, with_offsets
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.em import Fitted, variational_em
+from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.recipe import RECIPE
 from pdvi.mixtures.reestimate import reestimate, starting_point
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
+from pdvi.mixtures.task import Task
 from pdvi.models import TwoLevelMixtureModel
 from pdvi.shards.partition import Layout
+from pdvi.solvers import P2DVI
 
 
 class TwoLevelStart(NamedTuple):
@@ -38,7 +41,8 @@ def two_level_start(
     whole("n_types", n_types, least=1, most=len(X), of="the number of rows")
     types = empirical_bayes(X, n_types, seed=seed)
     type_ = _nearest_mean(X, types.means)
-    near = cKDTree(coordinates).query(coordinates, k=min(n_neighbors + 1, len(X)), workers=-1)[1].reshape(len(X), -1)
+    few = max(1, len(X) // n_domains)  # rows of an average domain: with more all places would look alike
+    near = cKDTree(coordinates).query(coordinates, k=min(n_neighbors + 1, few), workers=-1)[1].reshape(len(X), -1)
     shares = np.zeros((len(X), n_types), np.float32)
     for column in near.T:
         shares[np.arange(len(X)), type_[column]] += 1 / near.shape[1]
@@ -120,6 +124,16 @@ def two_level_em(
     settings = {"max_epochs": RECIPE.max_epochs, "first": RECIPE.round_epochs, **settings}
     fitted = variational_em(problem, solver, noise=noise, weights=shares, start=point, seed=seed, **settings)
     return fitted._replace(whitening=fitted.whitening @ np.asarray(whitening, float))
+
+
+def fit_two_level(problem: Problem, task: Task, *, one_program: bool, seed: int = 0) -> Fitted:
+    """Fit from the starting labels with tied noise: a small tissue as one program, any other shard by shard."""
+    if one_program:
+        how: dict[str, Any] = {"noise": "tied", "weights": False, "tol": task.tol, "recipe": task.recipe}
+        return fit_together([problem], **how, seed=seed, from_labels=True)[0]
+    solver = P2DVI() if task.solver is None else task.solver
+    batch = max(1, problem.n_shards // task.recipe.shards_per_batch)
+    return two_level_em(problem, solver, batch_size=batch, seed=seed, max_epochs=task.max_epochs, tol=task.tol)
 
 
 def _nearest_mean(X: np.ndarray, means: np.ndarray) -> np.ndarray:
