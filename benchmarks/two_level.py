@@ -46,8 +46,10 @@ def main() -> None:
     for cells in (asked.cells, asked.growth):
         tissue = pdvi.datasets.two_level_tissue(cells, n_domains=DOMAINS, n_types=TYPES, patchiness=27.0, seed=0)
         graph = graphs.nearest(tissue.coordinates, 8)
-        near = cKDTree(tissue.coordinates).query(tissue.coordinates, k=NEIGHBORS + 1, workers=-1)[1]
-        averages = sum(tissue.X[column] for column in near.T) / np.float32(near.shape[1])
+        near = np.asarray(cKDTree(tissue.coordinates).query(tissue.coordinates, k=NEIGHBORS + 1, workers=-1)[1])
+        averages = np.zeros_like(tissue.X)
+        for column in near.T:
+            averages += tissue.X[column] / near.shape[1]
         rows = {"graph": graph, "coordinates": tissue.coordinates}
         potts = pdvi.PottsMixture(DOMAINS, random_state=0)
         two_levels = pdvi.TwoLevelMixture(DOMAINS, n_types=TYPES, random_state=0)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pdvi._base.memory import keep_freed
 from pdvi._base.types import PyTree
 from pdvi.core.problem import Problem
 from pdvi.executors.exchange import Exchange, Moment, Moved, Offer, Unreachable, Wanted
@@ -151,5 +152,6 @@ class WorkerHost(Host):
 
 def make_host(path: str, model: Any, wide: bool, patience: float) -> WorkerHost:
     """Return a host without shards yet. ``wide``: in double precision, as its client."""
+    keep_freed()
     with jax.enable_x64(wide):
         return WorkerHost(Problem(model, Store(path, verify=False)), wide, patience)
