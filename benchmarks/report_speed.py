@@ -1,4 +1,7 @@
-"""Print how long a report takes and how large it is, for slides of several sizes: python benchmarks/report_speed.py
+"""Print how long a report takes and how large it is, for slides of several sizes.
+
+    python benchmarks/report_speed.py
+    python benchmarks/report_speed.py --sizes 10000000 --genes 20
 
 Each slide is simulated, with labels and probabilities put in as `tl.domains` would; a report is then written by
 `pdvi report` in a process of its own, so that imports and reading count.

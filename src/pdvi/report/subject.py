@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.spatial import cKDTree
 
-from pdvi import graphs
 from pdvi._anndata import keys
 from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, fit_of, samples_of
 from pdvi._anndata.image import microns_per_unit
@@ -22,7 +22,8 @@ from pdvi.report.markers import Markers, find_markers
 if TYPE_CHECKING:
     from anndata import AnnData
 
-NEIGHBOURS = 6  # for which domain touches which, where the slide has no graph
+NEIGHBOURS = 6  # for which domain touches which, where the slide has no graph,
+ASKED = 500_000  # and how many spots are asked for them: shares in percent are known well from so many
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,15 @@ class Subject:
     @cached_property
     def probability(self) -> np.ndarray | None:
         """Of every domain for every spot."""
-        return _array(self.adata.obsm.get(keys.probability(self.key)))
+        found = self.adata.obsm.get(keys.probability(self.key))
+        return None if found is None else np.asarray(found, float)
 
     @cached_property
     def certainty(self) -> np.ndarray | None:
         """The share of views that agree."""
-        return _array(self.adata.obs.get(keys.certainty(self.key)))
+        column = self.adata.obs.get(keys.certainty(self.key))
+        # not asarray, which asks a Series for attributes, and that looks them up among all names of spots
+        return None if column is None else column.to_numpy(float)
 
     @cached_property
     def markers(self) -> Markers | None:
@@ -144,14 +148,17 @@ class Subject:
         return count / np.maximum(count.sum(1, keepdims=True), 1)
 
     def _nearest(self) -> tuple[np.ndarray, np.ndarray]:
+        """Edges from spots, evenly spread where they are many, to the nearest others of their sample."""
         sources, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        step = max(1, len(self.samples) // ASKED)
         for sample in np.unique(self.samples):
             rows = np.flatnonzero(self.samples == sample)
-            if len(rows) > 1:
-                found = graphs.nearest(self.coordinates[rows], min(NEIGHBOURS, len(rows) - 1), mutual=False)
-                edges = sp.coo_array(found)
-                sources.append(rows[edges.row])
-                targets.append(rows[edges.col])
+            places, asked = self.coordinates[rows], np.arange(0, len(rows), step)
+            count = min(NEIGHBOURS + 1, len(rows))
+            near = np.asarray(cKDTree(places).query(places[asked], k=[*range(1, count + 1)], workers=-1)[1])
+            others = near != asked[:, None]
+            sources.append(rows[np.repeat(asked, others.sum(1))])
+            targets.append(rows[near[others]])
         return np.concatenate(sources), np.concatenate(targets)
 
     def shares(self, by: np.ndarray, n: int) -> np.ndarray:
@@ -176,10 +183,6 @@ class Subject:
         at = self.codes[known] * len(names) + column.cat.codes.to_numpy()[known]
         count = np.bincount(at, minlength=len(self.names) * len(names)).reshape(len(self.names), len(names))
         return names, count / np.maximum(count.sum(1, keepdims=True), 1)
-
-
-def _array(values: Any) -> np.ndarray | None:
-    return None if values is None else np.asarray(values, float)
 
 
 def _as_hex(colors: list[str]) -> list[str]:
