@@ -1,3 +1,5 @@
+from dataclasses import make_dataclass
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -177,3 +179,25 @@ def test_bad_global_starts_are_named(start, message):
 
     with pytest.raises(ValueError, match=message):
         pdvi.Problem(Bad(), GOOD)
+
+
+class Mean:
+    """A model as a dataclass would have it; `scale` is its field."""
+
+    def init_global(self, key):
+        return {"m": jnp.zeros(2)}
+
+    def init_local(self, key, shard):
+        return jnp.zeros(len(shard["x"]))
+
+    def loss(self, local, globals_, shard):
+        return 0.5 * jnp.sum((shard["x"] - globals_["m"] - local[:, None]) ** 2 / self.scale) + jnp.sum(local**2)
+
+
+@pytest.mark.parametrize("how", [{}, {"frozen": True}])
+def test_a_dataclass_that_has_no_hash_is_told_the_remedy(how):
+    shards = {"x": np.random.default_rng(0).normal(size=(5, 20, 2))}
+    with pytest.raises(ValueError, match=r"`model` must be hashable, Own is not.*@dataclass\(eq=False\)"):
+        pdvi.Problem(make_dataclass("Own", [("scale", np.ndarray)], bases=(Mean,), **how)(np.ones(2)), shards)
+    remedied = make_dataclass("Own", [("scale", np.ndarray)], bases=(Mean,), eq=False)(np.ones(2))
+    assert pdvi.fit(pdvi.Problem(remedied, shards), pdvi.P2DVI(), max_epochs=30).converged

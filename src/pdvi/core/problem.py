@@ -54,6 +54,7 @@ class Problem(eqx.Module):
         if missing := lacking(model, methods_of(Model)):
             msg = f"`model` must have a method {missing[0]!r}; {type(model).__name__} has none."
             raise ValueError(msg)
+        _check_hashable(model)
         self.store = shards if isinstance(shards, Store) else None
         stacked, rows = (None, None) if self.store else stack(shards)
         self.model = _arrays_on_device(model)
@@ -248,6 +249,21 @@ def _in_working_precision(value: Any) -> Array:
     """Floats in JAX's precision, draws made in another too, and strongly typed: else everything compiles twice."""
     value = jnp.asarray(value)
     return value.astype(jnp.result_type(float) if jnp.issubdtype(value.dtype, jnp.floating) else value.dtype)
+
+
+def _check_hashable(model: Any) -> None:
+    """What is compiled is kept for a model, and found again by its hash."""
+    for leaf in jax.tree.leaves(model):
+        if eqx.is_array_like(leaf):
+            continue
+        try:
+            hash(leaf)
+        except TypeError:
+            msg = (
+                f"`model` must be hashable, {type(leaf).__name__} is not: what is compiled is kept for a model. "
+                "Write `@dataclass(eq=False)` above a dataclass, or make the model an equinox.Module."
+            )
+            raise ValueError(msg) from None
 
 
 def _arrays_on_device(model: Any) -> Any:
