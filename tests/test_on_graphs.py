@@ -38,6 +38,7 @@ def test_domains_types_and_compositions_are_found(two_levels):
     expected = (counted / counted.sum(1, keepdims=True))[domain][:, type_]
     np.testing.assert_allclose(two_levels.compositions_, expected, atol=0.05)
     np.testing.assert_allclose(two_levels.compositions_.sum(1), 1)
+    np.testing.assert_allclose(two_levels.weights_, np.bincount(two_levels.types_) / len(TISSUE.X), atol=0.02)
     centres = np.stack([TISSUE.X[TISSUE.types == t].mean(0) for t in type_])
     np.testing.assert_allclose(two_levels.means_, centres, atol=0.2)
     np.testing.assert_allclose(two_levels.covariances_, np.eye(10), atol=0.15)
@@ -99,6 +100,17 @@ def test_a_row_that_says_nothing_of_itself_follows_its_neighbours(mixture):
         undecided[(places == place).all(1)] = mixture.means_.mean(0)
         labels = mixture.predict(undecided, coordinates=places)
         assert metrics.ari(right, labels) == 1
+
+
+@pytest.mark.parametrize(
+    "mixture", [pdvi.PottsMixture(4, n_patches=9), pdvi.TwoLevelMixture(4, n_types=6, n_patches=9)]
+)
+def test_few_rows_are_labelled_by_a_mixture_of_many_patches(mixture):
+    mixture.set_params(random_state=0).fit(TISSUE.X, **PLACES)
+    for rows in (slice(0, 1), slice(0, 3)):
+        found = mixture.predict_proba(TISSUE.X[rows], coordinates=TISSUE.coordinates[rows])
+        assert found.shape == (rows.stop, 4)
+        np.testing.assert_allclose(found.sum(1), 1)
 
 
 def test_wrong_numbers_are_told():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,8 @@ class _OnGraph(ClusterMixin, Mixture, ABC):
         rows, task = self._given(X, graph, coordinates, reset=False)
         assert rows.graph is not None
         evidence = self._evidence(np.asarray(self._whitened(rows.X), float))
-        coupling = coupled(
-            rows.graph, cut(rows, task), beta=task.beta, temperature=task.temperature, recipe=task.recipe
-        )
+        where = cut(rows, replace(task, n_patches=None))  # which was for the rows of the fit
+        coupling = coupled(rows.graph, where, beta=task.beta, temperature=task.temperature, recipe=task.recipe)
         return settled(evidence, coupling, (len(rows.X), task.n_components))
 
     def predict(self, X: Any, *, graph: Any = None, coordinates: Any = None) -> np.ndarray:
@@ -57,7 +57,7 @@ class _OnGraph(ClusterMixin, Mixture, ABC):
 
     def _given(self, X: Any, graph: Any, coordinates: Any, *, reset: bool = True) -> tuple[Rows, Task]:
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2 if reset else 1, reset=reset)
-        task = self._task(len(X) if reset else max(len(X), self.n_components))
+        task = self._task(len(X) if reset else max(len(X), len(self.labels_)))
         places = None if coordinates is None else check_coordinates(coordinates, len(X))
         if graph is None:
             graph = _nearest(X if places is None else places)
@@ -191,8 +191,8 @@ class TwoLevelMixture(_OnGraph):
         their types.
     compositions_
         expected share of every type in every domain, (n_components, n_types).
-    means_, covariances_
-        of the types: their means, and the covariance around them, which all share.
+    means_, covariances_, weights_
+        of the types: their means, the covariance around them, which all share, and their shares of the rows.
     elbo_, n_iter_ (epochs), converged_, result_, fit_seconds_
     """
 
@@ -263,6 +263,7 @@ class TwoLevelMixture(_OnGraph):
         self.compositions_ = concentration / total
         self.probabilities_, self.type_probabilities_ = local["domain"], local["type"]
         self.labels_, self.types_ = self.probabilities_.argmax(1), self.type_probabilities_.argmax(1)
+        self.weights_ = self.type_probabilities_.mean(0)
         return self
 
     def _evidence(self, x: np.ndarray) -> Any:
