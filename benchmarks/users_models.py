@@ -22,10 +22,14 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its shards; the problem is made in the precision that is on when it is asked for."""
+    """A model and its shards; the problem is made in the precision that is on when it is asked for.
+
+    ``easier`` is a model of the same optimum in better units, where L-BFGS arrives too.
+    """
 
     model: Any
     shards: dict[str, np.ndarray]
+    easier: Case | None = None
 
     def problem(self) -> pdvi.Problem:
         """Return the problem."""
@@ -92,8 +96,8 @@ def mixed(family, seed, *, groups=500, n=10, p=6, slopes=1, scales=None, n_shard
     else:
         y = eta + 0.5 * rng.standard_normal(eta.shape)
     scales = np.ones(p) if scales is None else np.asarray(scales)
-    shards = in_shards(n_shards, x=x * scales, z=z, y=y)
-    return Case(MixedModel(family, p, slopes, 10 / scales), shards)
+    easier = Case(MixedModel(family, p, slopes), in_shards(n_shards, x=x, z=z, y=y))
+    return Case(MixedModel(family, p, slopes, 10 / scales), in_shards(n_shards, x=x * scales, z=z, y=y), easier)
 
 
 def mixed_logistic(seed):

@@ -14,7 +14,9 @@ import numpy as np
 from pdvi._base.types import Array
 from pdvi.core.model import Conjugate, Constrained, Exact, GlobalStep, LocalStep, offers
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Left, Look, Solver, Stage, State
+from pdvi.core.solver import Dialogue, Left, Look, Solver, Stage, State, Tell, Visit
+from pdvi.solvers.beginning import Settle, near_optimum
+from pdvi.solvers.local_variables import recalled
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
 from pdvi.solvers.primal_dual.arrow import rows_are_independent
 from pdvi.solvers.primal_dual.curvature import At, Curvature, Profile, Separate, changed, nats_left
@@ -23,10 +25,10 @@ from pdvi.solvers.primal_dual.oracles import NEWTON_DIMENSION, CoordinateDescent
 from pdvi.solvers.primal_dual.penalty import curvature_shards
 from pdvi.solvers.wrapper import Wrapper
 
-FULL_DIMENSION = 128  # globals up to which D is a matrix and a visit takes Newton steps on all: P^2 numbers, P products
+FULL_DIMENSION = 256  # globals up to which D is a matrix and a visit takes Newton steps on all: P^2 numbers, P products
 SLACK = 1e-6  # of the objective: a smaller rise is rounding
 FIRMER = 3.0  # times: the next constant after a leg that went up
-ROUNDING = 4.0  # rounding errors of the shards' losses added up, that the objective is known to
+TWICE = 2  # legs that went up with one constant: it is not tried again
 FIRST_FLOOR = 1e-6  # of the largest eigenvalue, in units of the diagonal, before anything else is known
 
 
@@ -60,7 +62,8 @@ class FollowingServer(NamedTuple):
     inner: Server
     made: Array  # steps
     constant: Array  # c
-    least: Array  # c where nothing goes wrong
+    least: Array  # the least c that has not gone wrong twice
+    rises: Array  # legs with that c in which the objective rose
     judged: Array  # the objective when D was last estimated
     due: Array  # the epoch after which it is next
 
@@ -89,7 +92,8 @@ class Following(Wrapper):
     Curvature at the start says little where parameters are nonlinear (a log standard deviation, say). At each change D
     falls at most tenfold in any direction, and where that is too little the next change comes after another epoch. c is
     max(1, scale B / |S|), and three times as much after every leg between two changes in which the objective rose, back
-    by and by after legs in which it fell: an objective may rise before it falls, so it is judged at the end of a leg.
+    by and by after legs in which it fell, to what has not failed twice: an objective may rise before it falls, so it is
+    judged at the end of a leg. Where locals follow, Newton steps on at most 256 shards come first (`beginning`).
     ``solver`` is a `PDVI` or `P2DVI`; the point and the duals stay when D changes: h = D^-1 mean(mu).
 
     Parameters
@@ -110,31 +114,50 @@ class Following(Wrapper):
         return self._begun(problem, self.solver.init(problem, lam, batch_size), batch_size)
 
     def begin(self, problem: Problem, state: State, lam: Array, batch_size: int) -> Dialogue[FollowingServer]:
-        """Return the server's state before the first step; locals are not at home yet, so nothing is profiled."""
+        """Return the server's state before the first step; where locals follow, the first turn finds point and D."""
         if self.profiled:
-            units = jnp.eye(lam.size, dtype=lam.dtype) if self.full else jnp.ones_like(lam)
+            anything = jnp.eye(lam.size, dtype=lam.dtype) if self.full else jnp.ones_like(lam)
             looked_at = curvature_shards(problem)
-            told = yield self._look(state, At(lam, units), looked_at)
+            told = yield self._look(state, At(lam, anything, jnp.asarray(False)), looked_at)
             diagonal = np.asarray(told.diagonal, float) / (problem.n_shards if looked_at is None else len(looked_at))
             inner = start(lam, self.solver.automatic(problem, diagonal, batch_size))
         else:
             inner = yield from self.solver.begin(problem, state, lam, batch_size)
         server = self._begun(problem, inner, batch_size)
-        if self.full:
-            units = jnp.sqrt(inner.penalty)
-            at = At(lam, jnp.diag(units) if self.profiled else units)
-            _, mean = yield from self._mean(problem, state, at, following=False)
-            values, vectors = np.linalg.eigh(float(server.constant) * mean)
-            mean = (vectors * np.maximum(values, FIRST_FLOOR * max(1.0, values.max()))) @ vectors.T
-            sizes = np.asarray(units, float)
-            penalty = jnp.asarray(sizes[:, None] * mean * sizes, inner.penalty.dtype)
-            server = server._replace(inner=with_penalty(inner, penalty))
-        return server
+        if not self.full:
+            return server
+        sizes = jnp.diag(jnp.sqrt(inner.penalty))
+        if self.profiled:
+            return server._replace(inner=with_penalty(inner, sizes @ sizes))
+        _, mean = yield from self._mean(problem, state, At(lam, jnp.sqrt(inner.penalty), jnp.asarray(False)))
+        return server._replace(inner=with_penalty(inner, self._first(mean, float(server.constant), sizes)))
+
+    def _first(self, mean: np.ndarray, constant: float, units: Array) -> Array:
+        """Return the first D: directions without curvature have next to none all the same."""
+        penalty, _ = changed(units**2 if units.ndim == 1 else units @ units.T, mean, constant, 1 / FIRST_FLOOR)
+        return penalty
+
+    def _set_out(self, problem: Problem, state: State) -> Dialogue[State]:
+        """Return the state near an optimum of some shards, with D and duals as they are there."""
+        server, looked_at = state.server, curvature_shards(problem)
+        reader = Profile(self.full, self.independent_rows)
+        units = root(server.inner.penalty)
+        began = yield from near_optimum(problem, state, server.lam, units, reader, looked_at)
+        count = problem.n_shards if looked_at is None else len(looked_at)
+        if began.steps:
+            yield Tell(f"{began.steps} Newton steps on {count} shards first")
+        mean = np.asarray(began.told.following, float) / count
+        if np.isfinite(mean).all():
+            penalty = self._first(mean, float(server.constant), began.units)
+            server = server._replace(inner=start(began.lam, self.solver.shaped(penalty)))
+        state = state._replace(server=server._replace(due=jnp.asarray(1, server.due.dtype)))
+        state = yield Visit(state, Settle(self.independent_rows), state.lam)
+        return (yield from recalled(self, state))
 
     def _begun(self, problem: Problem, inner: Server, batch_size: int) -> FollowingServer:
         constant = jnp.asarray(self.solver.constant(problem, batch_size), inner.lam.dtype)
-        zero, one = jnp.asarray(0, jnp.int32), jnp.asarray(1, jnp.int32)
-        return FollowingServer(inner, zero, constant, constant, jnp.full_like(constant, jnp.inf), one)
+        zero, due = jnp.asarray(0, jnp.int32), jnp.asarray(0 if self.profiled else 1, jnp.int32)
+        return FollowingServer(inner, zero, constant, constant, zero, jnp.full_like(constant, jnp.inf), due)
 
     def _look(self, state: State, at: At, shards: np.ndarray | None = None) -> Look:
         """Return the request for derivatives where locals follow.
@@ -143,15 +166,12 @@ class Following(Wrapper):
         """
         return Look(state._replace(own=None), Profile(self.full, self.independent_rows), at, shards)
 
-    def _mean(self, problem: Problem, state: State, at: At, *, following: bool) -> Dialogue[tuple[float, np.ndarray]]:
-        """Return the loss, and the mean curvature in the units of ``at``, of the shards looked at.
-
-        ``following``: that which is left when locals follow.
-        """
+    def _mean(self, problem: Problem, state: State, at: At) -> Dialogue[tuple[float, np.ndarray]]:
+        """Return the loss, and the mean curvature in the units of ``at``, of the shards looked at."""
         looked_at = curvature_shards(problem)
         if self.profiled:
             told = yield self._look(state, at, looked_at)
-            loss, total = told.loss, told.following if following else told.fixed
+            loss, total = told.loss, told.following
         else:
             loss, total = yield Look(state, Curvature(self.full, self.independent_rows), at, looked_at)
         return float(loss), np.asarray(total, float) / (problem.n_shards if looked_at is None else len(looked_at))
@@ -169,30 +189,39 @@ class Following(Wrapper):
     def turn(self, problem: Problem, state: State, batch_size: int) -> Dialogue[State]:
         """Return the state with a new D, where one is due."""
         server = state.server
+        if int(server.due) == 0:
+            return (yield from self._set_out(problem, state))
         epoch, rest = divmod(int(server.made), problem.steps_per_epoch(batch_size))
         if rest or epoch < int(server.due):
             return state
         D = server.inner.penalty
-        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D)), following=self.profiled)
+        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D), jnp.asarray(False)))
         if not (np.isfinite(loss) and np.isfinite(mean).all()):
             return state  # the safeguard judges what led here
-        constant = self._judged(server, loss)
-        penalty, cut_short = changed(D, mean, constant)
+        server = self._judged(server, loss)
+        penalty, cut_short = changed(D, mean, float(server.constant))
         due = epoch + 1 if cut_short else following_epoch(epoch)
         server = server._replace(
             inner=with_penalty(server.inner, self.solver.shaped(penalty)),
             due=jnp.asarray(due, server.due.dtype),
-            constant=jnp.asarray(constant, server.constant.dtype),
             judged=jnp.asarray(loss, server.judged.dtype),
         )
         return state._replace(server=server)
 
-    def _judged(self, server: FollowingServer, loss: float) -> float:
-        """Return c: firmer if the objective rose since D was last estimated, and back by and by if it fell."""
-        constant, least = float(server.constant), float(server.least)
+    def _judged(self, server: FollowingServer, loss: float) -> FollowingServer:
+        """Return the server with a firmer c if the objective rose since D was last estimated, else back by and by."""
+        constant, least, rises = float(server.constant), float(server.least), int(server.rises)
         if loss > float(server.judged) + SLACK * abs(loss):
-            return constant * FIRMER
-        return max(least, constant / FIRMER)
+            rises += constant <= least
+            constant *= FIRMER
+            if rises == TWICE:
+                least, rises = constant, 0
+        else:
+            constant = max(least, constant / FIRMER)
+        dtype = server.constant.dtype
+        return server._replace(
+            constant=jnp.asarray(constant, dtype), least=jnp.asarray(least, dtype), rises=jnp.asarray(rises, jnp.int32)
+        )
 
     def recover(self, server: FollowingServer, factor: float) -> FollowingServer:
         """Return the same point and duals with ``factor`` times the penalty, now and later."""
@@ -202,17 +231,17 @@ class Following(Wrapper):
     def left(self, problem: Problem, state: State) -> Dialogue[Left]:
         """Return what a Newton step on everything would gain, from the derivatives of all shards."""
         inner = state.server.inner
-        at = At(inner.lam, root(inner.penalty))
+        at = At(inner.lam, root(inner.penalty), jnp.asarray(False))
         if self.profiled:
             told = yield self._look(state, at)
-            nats, size = nats_left(at.root, told.reduced, told.profiled, told.decrement), told.size
+            nats, noise = nats_left(at.root, told.reduced, told.profiled, told.decrement), told.rounding
         else:
-            slope, gain, size = yield Look(state, Separate(self.independent_rows), at.lam)
+            slope, gain, noise = yield Look(state, Separate(self.independent_rows), at.lam)
             # D is c times the mean curvature of the shards
             total = problem.n_shards / float(state.server.constant) * np.asarray(inner.penalty, float)
             along = np.linalg.solve(total, slope) if total.ndim == 2 else np.asarray(slope, float) / total
             nats = 0.5 * float(np.asarray(slope, float) @ along) + float(gain)
-        return Left(nats, ROUNDING * float(jnp.finfo(inner.lam.dtype).eps) * float(size))
+        return Left(nats, float(noise))
 
     def notes(self, server: FollowingServer) -> dict[str, float]:
         """Return c, and the geometric mean of the diagonal of D."""

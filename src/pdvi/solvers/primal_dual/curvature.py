@@ -23,14 +23,16 @@ from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 from pdvi.solvers.primal_dual.penalty import curvature_reader
 
 SMALLEST = 1e-12  # of the mean: what keeps D positive and breaks no units
+ROUNDING = 4.0  # rounding errors that a shard's loss has, of its size
 MOST = 10.0  # times smaller, at one change of D: a larger D is always safe
 
 
 class At(NamedTuple):
-    """Where to look, and in which units."""
+    """Where to look, in which units, and whether local variables are to be at their best there first."""
 
     lam: Array
     root: Array  # R of D = R R'
+    settling: Array
 
 
 class Curvature(eqx.Module):
@@ -61,12 +63,11 @@ class Told(NamedTuple):
 
     loss: Array
     diagonal: Array  # (P,): sizes of the diagonal of H_ll, in the model's own units
-    fixed: Array  # |H_ll| in units of D: a matrix, or its diagonal's sizes
-    following: Array  # |S| likewise
+    following: Array  # |S| in units of D: a matrix, or its diagonal's sizes
     profiled: Array  # (P, P): S, in units of D
     reduced: Array  # (P,): the gradient after a step of the locals
     decrement: Array  # twice what a step of the locals gains
-    size: Array  # of the loss
+    rounding: Array  # of the loss
 
 
 class Profile(eqx.Module):
@@ -77,22 +78,33 @@ class Profile(eqx.Module):
 
     def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> Told:
         """Return it."""
+        better = settled(problem, told.lam, local, shard, self.independent_rows)
+        local = jax.tree.map(lambda new, old: jnp.where(told.settling, new, old), better, local)
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
-        H, S = (curvature_in_units(told.root, matrix) for matrix in (found.own, found.profiled))
+        S = curvature_in_units(told.root, found.profiled)
         return Told(
             loss=found.value,
             diagonal=jnp.abs(jnp.diagonal(found.own)),
-            fixed=_size(H, self.full),
-            following=_size(S, self.full),
+            following=_size(S, self.full),  # eigenvalues once: two sets side by side block each other on two cores
             profiled=S,
             reduced=found.reduced,
             decrement=found.local_decrement,
-            size=jnp.abs(found.value),
+            rounding=rounding_of(found.value),
         )
 
 
+def settled(problem: Problem, lam: Array, local: PyTree, shard: PyTree, independent_rows: bool) -> PyTree:
+    """Return the local variables that are best for fixed globals."""
+    return CoordinateDescent(independent_rows=independent_rows).local_step(problem, local, lam, shard)
+
+
+def rounding_of(value: Array) -> Array:
+    """Return the error that a shard's loss may have, as a sum of many terms."""
+    return ROUNDING * jnp.finfo(value.dtype).eps * jnp.abs(value)
+
+
 class Separate(eqx.Module):
-    """A reader, where locals and globals take turns: the gradient, what a step of the locals gains, the loss's size."""
+    """A reader, where locals and globals take turns: the gradient, what a step of the locals gains, and rounding."""
 
     independent_rows: bool = eqx.field(static=True)
 
@@ -101,8 +113,8 @@ class Separate(eqx.Module):
     ) -> tuple[Array, Array, Array]:
         """Return them."""
         value, slope = jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
-        better = CoordinateDescent(independent_rows=self.independent_rows).local_step(problem, local, lam, shard)
-        return slope, jnp.maximum(value - problem.loss(better, lam, shard), 0), jnp.abs(value)
+        better = settled(problem, lam, local, shard, self.independent_rows)
+        return slope, jnp.maximum(value - problem.loss(better, lam, shard), 0), rounding_of(value)
 
 
 def derivatives(problem: Problem, lam: Array, local: PyTree, shard: PyTree, independent_rows: bool) -> Arrow:

@@ -71,8 +71,8 @@ class P2DVI(PrimalDual):
         out and an epoch has at least 16 batches; 0: none.
     preconditioner
         "full": D is a matrix, so that correlated parameters cost nothing; "diagonal": a number per coordinate. None
-        (default): full for models without closed forms up to 128 globals, where the oracle is left out too. For these
-        models D follows the run (see `pdvi.solvers.Following`).
+        (default): full for models without closed forms up to 256 globals, where the oracle is left out too. For these
+        models D follows the run (see `pdvi.solvers.Following`), which begins near the optimum of some shards.
     """
 
     eta: Any = None

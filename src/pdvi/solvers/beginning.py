@@ -1,0 +1,115 @@
+"""Where Algorithm 1 begins on a model without closed forms: near the optimum of some shards, by Newton's method.
+
+From a start of somebody's own choice the curvature says next to nothing of what it will be (a log standard deviation
+that is 10 too large, predictors of different units), shards pull lam to where none of them is at home, and no constant
+is right. A step on all shards looked at (at most 256) that must lower their loss goes wrong nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi._base.types import Array, PyTree
+from pdvi.core.problem import Problem
+from pdvi.core.solver import Dialogue, Look, State
+from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Told, settled
+from pdvi.solvers.primal_dual.oracles import LONGEST
+
+MOST_STEPS = 60
+SHORTER, MOST_CUTS = 0.25, 10  # a step that does not lower the loss is so much shorter, at most so often
+DECREASE = 1e-4, 4.0  # of what the slope promises, that a step must bring, and may: far more is rounding noise
+
+
+class Settle(eqx.Module):
+    """A visitor: the local variables that are best for given globals."""
+
+    independent_rows: bool = eqx.field(static=True)
+
+    def __call__(
+        self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return them, and what is kept as it was."""
+        return settled(problem, lam, local, shard, self.independent_rows), own, None
+
+
+class Began(NamedTuple):
+    """Where to begin, what shards say of their derivatives there, in which units, and how many steps led there."""
+
+    lam: Array
+    units: Array
+    told: Told
+    steps: int
+
+
+def near_optimum(
+    problem: Problem, state: State, lam: Array, units: Array, reader: Any, looked_at: np.ndarray | None
+) -> Dialogue[Began]:
+    """Return a point from which a Newton step is, in the mean over the globals, within a posterior standard deviation.
+
+    ``reader`` tells derivatives where locals follow (`Profile`). Nothing that shards keep is changed.
+    """
+    state = state._replace(own=None)
+
+    def there(lam: Array, units: Array) -> Look:
+        return Look(state, reader, At(lam, units, jnp.asarray(True)), looked_at)
+
+    here = Began(lam, units, (yield there(lam, units)), 0)
+    while here.steps < MOST_STEPS:
+        move, gain = newton_step(here.units, here.told.reduced, here.told.profiled, _longest(here.lam))
+        if not gain > max(lam.size, float(here.told.rounding)):  # or it is not a number
+            break
+        sizes = _sizes(np.asarray(here.told.diagonal, float))
+        units = jnp.asarray(np.diag(sizes) if units.ndim == 2 else sizes, lam.dtype)
+        length = 1.0
+        for _ in range(MOST_CUTS):
+            lam = here.lam + jnp.asarray(length * move, here.lam.dtype)
+            told = yield there(lam, units)
+            if _as_promised(here.told, told, length * gain):
+                break
+            length *= SHORTER
+        else:
+            break
+        here = Began(lam, units, told, here.steps + 1)
+    return here
+
+
+def _as_promised(before: Told, after: Told, promised: float) -> bool:
+    """Return whether the loss fell as its slope had promised, and derivatives are numbers."""
+    least, most = DECREASE
+    brought, rounding = float(before.loss) - float(after.loss), float(before.rounding)
+    usual = least * promised - rounding <= brought <= most * promised + rounding
+    return bool(usual and np.isfinite(after.profiled).all() and np.isfinite(after.following).all())
+
+
+def _longest(lam: Array) -> np.ndarray:
+    return LONGEST * (1 + np.abs(np.asarray(lam, float)))
+
+
+def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf) -> tuple[np.ndarray, float]:
+    """Return the step, and minus the slope along it; ``curvature`` is in the units R, a diagonal, and made positive.
+
+    Where a coordinate is so flat that its step would be longer than ``longest``, it is given more curvature: a tail (of
+    a log standard deviation, say) would hold all others back, since a step is shortened as a whole.
+    """
+    units, slope, curvature = (np.asarray(part, float) for part in (R, slope, curvature))
+    if not (np.isfinite(curvature).all() and np.isfinite(slope).all()):
+        return np.zeros_like(slope), np.nan
+    own = np.diagonal(units) if units.ndim == 2 else units  # units are diagonal here
+    least = np.abs(slope) / longest / own**2
+    curvature = curvature + np.diag(np.maximum(0, least - np.abs(np.diagonal(curvature))))
+    size = _sizes(np.abs(np.diagonal(curvature)))
+    inside = slope / own / size
+    values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T) / (size[:, None] * size))
+    least = SMALLEST * np.abs(values).max(initial=0) + np.finfo(float).tiny
+    step = -vectors @ ((vectors.T @ inside) / np.maximum(np.abs(values), least))
+    gain, step = float(-inside @ step), step / size
+    return step / own, gain
+
+
+def _sizes(diagonal: np.ndarray) -> np.ndarray:
+    """Return the roots of a diagonal, none of them 0."""
+    return np.sqrt(np.maximum(diagonal, SMALLEST * (diagonal.mean() or 1.0)))
