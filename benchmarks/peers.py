@@ -61,6 +61,15 @@ def bisected(cluster: Callable[[float], np.ndarray], n_domains: int, steps: int 
     return best
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the global generators, torch's too: some tools read them whatever seed they are given."""
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
 def tied_mixture(features: np.ndarray, n_domains: int, seed: int) -> np.ndarray:
     return GaussianMixture(n_domains, covariance_type="tied", random_state=seed).fit_predict(features)
 
@@ -155,6 +164,7 @@ def cellcharter(adata: ad.AnnData, n_domains: int, seed: int) -> np.ndarray:
         sq.gr.spatial_neighbors(slide, coord_type="generic", delaunay=True)
         cc.gr.remove_long_links(slide)
     cc.gr.aggregate_neighbors(slide, n_layers=3, use_rep="X_pca", out_key="X_cellcharter")
+    seed_generators(seed)  # with random_state alone its labels differ from call to call
     trainer = {"accelerator": "cpu", "enable_progress_bar": False}
     model = cc.tl.Cluster(n_clusters=n_domains, random_state=seed, trainer_params=trainer)
     model.fit(slide, use_rep="X_cellcharter")
@@ -164,7 +174,6 @@ def cellcharter(adata: ad.AnnData, n_domains: int, seed: int) -> np.ndarray:
 def spagcn(adata: ad.AnnData, n_domains: int, seed: int) -> np.ndarray:
     """SpaGCN as in its tutorial, without histology; Louvain's resolution is bisected, spots are refined at the end."""
     import SpaGCN
-    import torch
 
     slide = adata.copy()
     slide.X = slide.X.toarray()  # it asks sparse matrices for an attribute that scipy has removed
@@ -177,9 +186,7 @@ def spagcn(adata: ad.AnnData, n_domains: int, seed: int) -> np.ndarray:
     size = min(50, slide.n_vars - 1)  # its 50 components, or what a small panel has
 
     def cluster(resolution: float) -> np.ndarray:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002  (it reads the global generators)
+        seed_generators(seed)
         model = SpaGCN.SpaGCN()
         model.set_l(scale)
         model.train(slide, distances, num_pcs=size, res=resolution, tol=5e-3, lr=0.05, max_epochs=200)
