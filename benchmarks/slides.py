@@ -1,15 +1,18 @@
 """Domains of labelled real slides, beside what other tools reach on the same files.
 
-    python benchmarks/slides.py FOLDER [--seeds 5]
+    python benchmarks/slides.py FOLDER [--seeds 5] [--peers run|recorded]
 
 FOLDER has AnnData files with counts in X, coordinates in obsm["spatial"] and hand-drawn domains in
 obs["ground_truth"]; spots without a label are left out of the score. Everything is at its default; only the
-number of domains is the true one. The peers' numbers are theirs at their documented defaults, one seed.
+number of domains is the true one. The peers (peers.py) are run once, with seed 0, where they are installed; numbers of
+others were recorded earlier and are marked. Peers' seconds are from counts, with everything imported and compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import time
 import warnings
 from itertools import pairwise
@@ -21,17 +24,8 @@ import numpy as np
 
 import pdvi
 from pdvi.mixtures.consensus import match
+from peers import PEERS, RECORDED, Peer
 
-PEERS = {
-    "scanpy Leiden (no space)": (0.21, 0.27, 0.18, 0.26, 0.13),
-    "SpatialLeiden": (0.30, 0.31, 0.54, 0.82, 0.62),
-    "CellCharter (PCA)": (0.29, 0.31, 0.34, 0.44, 0.30),
-    "SpaGCN": (0.41, 0.35, 0.27, 0.29, 0.12),
-    "BANKSY + Leiden": (0.36, 0.32, 0.69, 0.59, 0.49),
-    "BANKSY + tied mixture": (0.29, 0.19, 0.64, 0.79, 0.60),
-    "GraphST + tied mixture": (0.57, np.nan, np.nan, 0.75, np.nan),
-    "30 neighbours' mean + tied mixture": (0.37, 0.33, 0.63, 0.86, 0.51),
-}
 SLIDES = ("DLPFC_151673", "DLPFC_151676", "BaristaSeq_slice1", "STARmap_mPFC_BZ5", "osmFISH_SScortex")
 
 
@@ -61,6 +55,74 @@ def score(path: Path, seed: int) -> Run:
     return Run(ari, seconds, adata.obs["domain_certainty"].to_numpy()[known], right)
 
 
+class Row(NamedTuple):
+    """What one peer reached on each slide, which of it was recorded earlier, and its seconds on the first slide."""
+
+    aris: np.ndarray
+    recorded: np.ndarray
+    seconds: float
+
+
+def try_peer(name: str, peer: Peer, paths: list[Path]) -> Row:
+    """Run a peer on every slide; one line tells what went wrong, and the recorded number stands for it."""
+    row = Row(np.array(peer.recorded), np.ones(len(paths), bool), np.nan)
+    if peer.label is None:
+        return row
+    for number in reversed(range(len(paths))):  # the first slide, which is timed, last: imported and compiled by then
+        adata = ad.read_h5ad(paths[number])
+        truth = adata.obs["ground_truth"]
+        known = truth.notna().to_numpy()
+        n_domains = int(truth.nunique())
+        began = time.perf_counter()
+        try:
+            # some print pages: an error is told below, the rest is not of interest
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as text:
+                warnings.simplefilter("ignore")
+                with contextlib.redirect_stderr(text):
+                    labels = np.asarray(peer.label(adata, n_domains, 0))
+        except Exception as error:
+            message = " ".join(str(error).split())[:160]
+            print(f"{name} failed on {paths[number].stem}: {type(error).__name__}: {message}", flush=True)
+            continue
+        if number == 0:
+            row = row._replace(seconds=time.perf_counter() - began)
+        if (found := len(np.unique(labels))) != n_domains:
+            print(f"{name} found {found} domains instead of {n_domains} on {paths[number].stem}", flush=True)
+        row.aris[number] = pdvi.metrics.ari(truth[known].astype(str), labels[known].astype(str))
+        row.recorded[number] = False
+    return row
+
+
+def peers(paths: list[Path], run: bool) -> dict[str, Row]:
+    """The peers' rows, and a line about each that says what is run and what is not."""
+    rows = {}
+    for name, peer in PEERS.items():
+        versions = peer.versions()
+        missing = [package for package, version in versions.items() if version is None]
+        if not run or peer.label is None or missing:
+            why = f"not installed: {', '.join(missing)}; " if run and missing else ""
+            print(f"{name}: {why}recorded {RECORDED}", flush=True)
+            peer = peer._replace(label=None)
+        else:
+            print(f"{name}: run with {', '.join(f'{key} {version}' for key, version in versions.items())}", flush=True)
+        rows[name] = try_peer(name, peer, paths)
+    return rows
+
+
+def table(rows: dict[str, Row]) -> None:
+    """Print the peers' rows and the best of each column."""
+    print(f"\n{'ARI':36}" + "".join(f"{name[:16]:>18}" for name in SLIDES) + f"{'mean':>8}{'seconds':>10}")
+    for name, row in rows.items():
+        cells = [
+            "- " if np.isnan(value) else f"{value:.2f}{'*' if old else ' '}"
+            for value, old in zip(row.aris, row.recorded)
+        ]
+        seconds = "-" if np.isnan(row.seconds) else f"{row.seconds:.1f}"
+        print(f"{name:36}" + "".join(f"{cell:>18}" for cell in cells) + f"{np.nanmean(row.aris):8.3f}{seconds:>10}")
+    best = np.nanmax([row.aris for row in rows.values()], axis=0)
+    print(f"{'best peer of each column':36}" + "".join(f"{value:17.2f} " for value in best) + f"{best.mean():8.3f}")
+
+
 def calibration(runs: list[Run], edges: tuple[float, ...] = (0, 0.5, 0.7, 0.85, 0.95, 1.001)) -> None:
     """Print how often spots of about the same certainty are right."""
     certainty, right = (np.concatenate([getattr(run, name) for run in runs]) for name in ("certainty", "right"))
@@ -79,19 +141,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--peers", choices=("run", "recorded"), default="run")
     arguments = parser.parse_args()
     paths = [arguments.folder / f"{name}.h5ad" for name in SLIDES]
-    print(f"{'ARI':36}" + "".join(f"{name[:16]:>18}" for name in SLIDES) + f"{'mean':>8}")
-    for name, values in PEERS.items():
-        print(f"{name:36}" + "".join(f"{value:18.2f}" for value in values) + f"{np.nanmean(values):8.3f}")
-    best = np.nanmax(list(PEERS.values()), axis=0)
-    print(f"{'best peer of each column':36}" + "".join(f"{value:18.2f}" for value in best) + f"{best.mean():8.3f}")
+    table(peers(paths, arguments.peers == "run"))
     runs = [[score(path, seed) for seed in range(arguments.seeds)] for path in paths]
     aris = np.array([[run.ari for run in slide] for slide in runs])
     cells = "".join(f"{f'{mean:.2f} ({sd:.3f})':>18}" for mean, sd in zip(aris.mean(1), aris.std(1)))
     print(f"{'pdvi, mean (deviation over seeds)':36}{cells}{aris.mean():8.3f} ({aris.mean(0).std():.3f})")
     fastest = [min(run.seconds for run in slide) for slide in runs]
     print(f"{'pdvi, seconds from counts, fastest':36}" + "".join(f"{value:18.1f}" for value in fastest))
+    print(f"* recorded {RECORDED}, not run here; seconds of peers on {SLIDES[0]}, resolutions' search included")
     calibration([run for slide in runs for run in slide])
 
 
