@@ -25,7 +25,7 @@ from pdvi.mixtures.pipeline import fit_rows
 from pdvi.mixtures.stored import fit_stored
 from pdvi.mixtures.task import Place, Rows, Start, Task
 from pdvi.pp import blocked
-from pdvi.pp.normalise import log_expression
+from pdvi.pp.normalise import expression_of
 from pdvi.pp.spatial_components import neighbour_mean
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
 
@@ -98,7 +98,7 @@ def in_blocks(adata, folder, n_genes, monkeypatch):
     samples = np.unique(adata.obs["sample"], return_inverse=True)[1]
     blocks, stages = Blocks([Part(adata.X)], adata.n_vars), InMemory(folder)
     chosen = stages("genes", lambda draft: blocked.choose_genes(draft, blocks, samples, n_genes, None))
-    written = stages("expression", lambda draft: blocked.write_expression(draft, blocks, samples, chosen))
+    written = stages("expression", lambda draft: blocked.write_expression(draft, blocks, samples, chosen, log=True))
     return stages, samples, chosen, blocked.Scaled(written, 10.0)
 
 
@@ -111,7 +111,7 @@ def test_genes_totals_and_logarithms_in_blocks_are_those_of_the_whole(dense, tmp
     if not dense:
         adata.X.data[::50] = 0  # zeros may be stored, too
     _, samples, chosen, X = in_blocks(adata, tmp_path, 50, monkeypatch)
-    whole = log_expression(adata, layer=None, n_genes=50, normalize=None, samples=samples)
+    whole = expression_of(adata, layer=None, n_genes=50, normalize=None, samples=samples)
     np.testing.assert_array_equal(chosen["genes"], whole.genes)
     assert float(chosen["target"]) == whole.target
     found = sp.vstack([block for _, block in X]).toarray()

@@ -35,7 +35,7 @@ def layered(n=900, n_genes=60, seed=0):
 @pytest.fixture(scope="module")
 def fitted():
     adata = layered()
-    with pytest.warns(UserWarning, match="made what was missing with the defaults of pdvi.pp.spatial_components"):
+    with pytest.warns(UserWarning, match="made what was missing with pdvi.pp.spatial_components"):
         pdvi.tl.domains(adata, 4)
     return adata
 

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 from scipy.spatial.distance import cdist
 
 import pdvi
+from pdvi.pp.projected import projected
 from pdvi.pp.spatial_components import Agreement, leading_eigenvectors, neighbour_mean
 
 
@@ -25,12 +26,13 @@ def slide(n=300, n_genes=40, seed=0, sparse=True):
     return ad.AnnData(sp.csr_matrix(counts) if sparse else counts, obs=obs, var=var, obsm={"spatial": xy})
 
 
-def dense_reference(adata, n_components, n_neighbors=6, samples=None):
+def dense_reference(adata, n_components, n_neighbors=6, samples=None, log=True):
     """The same in a few lines of NumPy, nothing implicit."""
     samples = np.zeros(adata.n_obs, int) if samples is None else samples
     counts = adata.X.toarray().astype(float) if sp.issparse(adata.X) else np.asarray(adata.X, float)
     total = counts.sum(1, keepdims=True)
-    X = np.log1p(counts / np.where(total > 0, total, 1) * np.median(total[total > 0]))
+    X = counts / np.where(total > 0, total, 1) * np.median(total[total > 0])
+    X = np.log1p(X) if log else X
     within = sum(np.mean(samples == s) * X[samples == s].var(0) for s in np.unique(samples))
     X = np.minimum(X / np.sqrt(within), 10)
     W = np.zeros((len(X), len(X)))
@@ -50,12 +52,13 @@ def dense_reference(adata, n_components, n_neighbors=6, samples=None):
 
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("sample_key", [None, "sample"])
-def test_agrees_with_a_dense_eigendecomposition(sparse, sample_key):
+@pytest.mark.parametrize("log", [True, False])
+def test_agrees_with_a_dense_eigendecomposition(sparse, sample_key, log):
     adata = slide(sparse=sparse)
     before = adata.X.copy()
-    pdvi.pp.spatial_components(adata, n_components=4, sample_key=sample_key)
+    pdvi.pp.spatial_components(adata, n_components=4, sample_key=sample_key, log=log)
     samples = None if sample_key is None else (adata.obs["sample"] == "b").to_numpy().astype(int)
-    values, vectors, components = dense_reference(adata, 4, samples=samples)
+    values, vectors, components = dense_reference(adata, 4, samples=samples, log=log)
     found = adata.uns["X_spatial"]
     np.testing.assert_allclose(found["values"], values, rtol=1e-4)
     np.testing.assert_allclose(found["loadings"], vectors, atol=2e-3)
@@ -83,12 +86,16 @@ def test_the_same_seed_gives_the_same_answer_and_another_nearly_the_same():
     np.testing.assert_allclose(found[2], found[0], atol=1e-3 * np.abs(found[0]).max())
 
 
-def test_what_was_made_projects_again():
+@pytest.mark.parametrize("log", [True, False])
+def test_what_was_made_projects_again(log):
     adata = slide()
-    pdvi.pp.spatial_components(adata, n_components=5, sample_key="sample")
+    pdvi.pp.spatial_components(adata, n_components=5, sample_key="sample", log=log)
     made = adata.uns["X_spatial"]
     counts = adata[:, made["genes"]].X.toarray().astype(float)
-    X = np.log1p(counts / counts.sum(1, keepdims=True) * made["target"])
+    X = counts / counts.sum(1, keepdims=True) * made["target"]
+    X = np.log1p(X) if log else X
+    shift = made["mean"][(adata.obs["sample"] == "b").astype(int)] @ made["loadings"]
+    np.testing.assert_allclose(projected(adata, made) - shift, adata.obsm["X_spatial"], atol=1e-3)
     X = np.minimum(X / made["scale"], made["params"]["clip"]) - made["mean"][(adata.obs["sample"] == "b").astype(int)]
     np.testing.assert_allclose(X @ made["loadings"], adata.obsm["X_spatial"], atol=1e-3)
 

@@ -93,8 +93,8 @@ def _are_most_variable(blocks: Blocks, sums: Sums, genes: np.ndarray, n_genes: i
     return best_ranked(np.stack([trend.excess(total, square) for trend, total, square in both]), n_genes)
 
 
-def write_expression(draft: Draft, blocks: Blocks, samples: np.ndarray, chosen: Made) -> None:
-    """Write log expression of the chosen genes, sparse, and the scale of every gene."""
+def write_expression(draft: Draft, blocks: Blocks, samples: np.ndarray, chosen: Made, *, log: bool) -> None:
+    """Write expression of the chosen genes, sparse, and the scale of every gene."""
     genes, factors = np.asarray(chosen["genes"]), np.asarray(chosen["factors"])
     size, sums = int(chosen["size"]), Sums(samples, len(genes))
     indptr = np.zeros(blocks.n_rows + 1, np.int64)
@@ -104,7 +104,8 @@ def write_expression(draft: Draft, blocks: Blocks, samples: np.ndarray, chosen: 
     ):
         for rows, block in _sparse(blocks):
             X = block if len(genes) == block.shape[1] else sp.csr_array(block[:, genes])
-            values = np.log1p(X.data * np.repeat(factors[rows], np.diff(X.indptr))) if len(factors) else X.data
+            values = X.data * np.repeat(factors[rows], np.diff(X.indptr)) if len(factors) else X.data
+            values = np.log1p(values) if log and len(factors) else values
             sums.add("sum", rows, X, values)
             sums.add("square", rows, X, values.astype(float) ** 2)
             values.astype(np.float32).tofile(data)
@@ -116,7 +117,7 @@ def write_expression(draft: Draft, blocks: Blocks, samples: np.ndarray, chosen: 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Expression as `spatial_components` has it, from files: logarithms, divided by the scale of genes, clipped."""
+    """Expression as `spatial_components` has it, from files: divided by the scale of genes, clipped."""
 
     written: Made
     clip: float

@@ -1,4 +1,4 @@
-"""From counts to log expression of the genes that vary: what principal and spatial components begin with."""
+"""From counts to expression of the genes that vary: what principal and spatial components begin with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Expression(NamedTuple):
-    """Log expression of the selected genes; sparse if the counts were."""
+    """Expression of the selected genes; sparse if the counts were."""
 
     X: Any
     genes: np.ndarray  # which columns of the original they are
@@ -23,8 +23,14 @@ class Expression(NamedTuple):
     target: float | None  # the total that every spot was scaled to
 
 
-def log_expression(
-    adata: AnnData, *, layer: str | None, n_genes: int, normalize: bool | None, samples: np.ndarray | None = None
+def expression_of(
+    adata: AnnData,
+    *,
+    layer: str | None,
+    n_genes: int,
+    normalize: bool | None,
+    samples: np.ndarray | None = None,
+    log: bool = True,
 ) -> Expression:
     """Select the most variable genes (within ``samples``, if given), scale spots to the median total, take log1p.
 
@@ -52,8 +58,17 @@ def log_expression(
         totals = np.asarray(X.sum(1)).ravel()
         target = float(np.median(totals[totals > 0]))
         factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)  # an empty spot stays empty
-        X = sp.csr_array(sp.diags_array(factors) @ X).log1p() if is_sparse(X) else np.log1p(X * factors[:, None])
+        X = times(X, factors, log=log)
     return Expression(X, genes, normalize, target)
+
+
+def times(X: Any, factors: np.ndarray, *, log: bool) -> Any:
+    """Return rows times their factors, or log1p of that."""
+    if is_sparse(X):
+        X = sp.csr_array(sp.diags_array(factors) @ X)
+        return X.log1p() if log else X
+    X = X * factors[:, None]
+    return np.log1p(X) if log else X
 
 
 def scaled(X: Any, clip: float) -> Any:

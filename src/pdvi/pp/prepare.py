@@ -9,7 +9,7 @@ import numpy as np
 from pdvi._anndata.checks import is_sparse, to_change
 from pdvi._anndata.keys import COMPONENTS
 from pdvi._base import checks
-from pdvi.pp.normalise import log_expression, scaled
+from pdvi.pp.normalise import expression_of, scaled
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -50,7 +50,7 @@ def prepare(
     checks.positive("clip", clip)
     checks.seed("seed", seed)
     adata = to_change(adata, copy=copy)
-    X = scaled(log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize).X, clip)
+    X = scaled(expression_of(adata, layer=layer, n_genes=n_genes, normalize=normalize).X, clip)
     most = min(n_components, X.shape[1] - 1, X.shape[0] - 1)
     if most < 1:  # one gene, or two spots: nothing to reduce
         dense = X.toarray() if is_sparse(X) else X

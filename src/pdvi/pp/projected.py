@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pdvi._anndata.checks import counts_of, is_sparse, say
+from pdvi.pp.normalise import times
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -42,7 +43,7 @@ def projected(adata: AnnData, made: Mapping[str, Any], *, layer: str | None = No
             kept = totals[totals > 0]
             share = float(np.median(kept)) / target if len(kept) else 1.0
         factors = (target * share / np.where(totals > 0, totals, target * share)).astype(np.float32)
-        X = sp.csr_array(sp.diags_array(factors) @ X).log1p() if is_sparse(X) else np.log1p(X * factors[:, None])
+        X = times(X, factors, log=bool(params.get("log", True)))  # of slides that an older version has fitted
     scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), np.float32(params["clip"])
     if is_sparse(X):
         X = sp.csr_array(X)

@@ -13,7 +13,7 @@ from pdvi._anndata.checks import coordinates_of, features_of, is_sparse, samples
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
-from pdvi.pp.normalise import log_expression
+from pdvi.pp.normalise import expression_of
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
@@ -33,6 +33,7 @@ def spatial_components(
     key_added: str = SPATIAL_COMPONENTS,
     clip: float = 10.0,
     normalize: bool | None = None,
+    log: bool = True,
     seed: int = 0,
 ) -> None:
     """Write the components in which neighbours agree most to ``obsm[key_added]``, and how they were made to ``uns``.
@@ -61,6 +62,10 @@ def spatial_components(
         largest scaled value.
     normalize
         whether X holds counts to be normalised; by default as in `prepare`.
+    log
+        whether logarithms of normalised counts are taken. `tl.domains` takes none: it averages over neighbours, and
+        what is typical of a place is the mean of its counts, to which the few cells that express a gene strongly
+        contribute most. On labelled slides, and on halves of them, domains were better so.
     """
     checked_seed("seed", seed)
     whole("n_components", n_components, least=1)
@@ -70,7 +75,8 @@ def spatial_components(
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     made: dict[str, Any] = {}
     if use_rep is None:
-        expression = log_expression(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples)
+        counts: dict[str, Any] = {"layer": layer, "n_genes": n_genes, "normalize": normalize, "log": log}
+        expression = expression_of(adata, samples=samples, **counts)
         X = expression.X
         made["scale"] = _scale(X, samples, clip)
         made["genes"] = adata.var_names.to_numpy()[expression.genes].astype(str)
@@ -92,6 +98,7 @@ def spatial_components(
             "spatial_key": spatial_key,
             "clip": float(clip),
             "normalize": bool(normalize),
+            "log": bool(normalize) and bool(log),
             "seed": int(seed),
         },
         **made,

@@ -19,7 +19,7 @@ from pdvi.solvers.beginning import Settle, near_optimum
 from pdvi.solvers.local_variables import recalled
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
 from pdvi.solvers.primal_dual.arrow import rows_are_independent
-from pdvi.solvers.primal_dual.curvature import At, Curvature, Profile, Separate, changed, nats_left
+from pdvi.solvers.primal_dual.curvature import ROUNDING, At, Curvature, Profile, Separate, changed, nats_left
 from pdvi.solvers.primal_dual.metric import root
 from pdvi.solvers.primal_dual.oracles import NEWTON_DIMENSION, CoordinateDescent, JointNewton
 from pdvi.solvers.primal_dual.penalty import curvature_shards
@@ -241,7 +241,7 @@ class Following(Wrapper):
             total = problem.n_shards / float(state.server.constant) * np.asarray(inner.penalty, float)
             along = np.linalg.solve(total, slope) if total.ndim == 2 else np.asarray(slope, float) / total
             nats = 0.5 * float(np.asarray(slope, float) @ along) + float(gain)
-        return Left(nats, float(noise))
+        return Left(nats, float(noise) / ROUNDING)  # an error that is likely, not the largest
 
     def notes(self, server: FollowingServer) -> dict[str, float]:
         """Return c, and the geometric mean of the diagonal of D."""

@@ -25,10 +25,11 @@ from pdvi.mixtures.task import Place, Task
 from pdvi.pp.blocked import Scaled, choose_genes, leading_components, write_expression
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
 
-# What `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` take unless told otherwise.
+# What `pp.spatial_components` (without logarithms), `pp.neighborhood` and `gr.knn_graph` take in `tl.domains`.
 COMPONENTS, AGREEING, GENES, CLIP = 30, 6, 2_000, 10.0
 WEIGHED_NEIGHBORS, WEIGHED_COMPONENTS = 30, 20
 EDGES = 8
+LOG = False
 
 FREE = 0.7  # of the memory that is free now: the limit unless told
 PROCESS = 0.7e9  # bytes that a process has before it holds any row
@@ -64,7 +65,7 @@ class LargeTissue:
         executor: Any = None,
         stages: str | os.PathLike[str] | None = None,
     ) -> Iterator[tuple[Prepared, Task]]:
-        """Give what `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` would make with their defaults.
+        """Give what `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` would make in `tl.domains`.
 
         The task that comes with it keeps what is found in the same folder, and fits rows that would not fit into memory
         from a store there. A temporary folder is removed at the end; one that was given is not.
@@ -96,7 +97,7 @@ class LargeTissue:
 
         near = stages("neighbours", neighbours)["table"]
         chosen = stages("genes", lambda draft: choose_genes(draft, self.blocks, samples, GENES, None))
-        expression = stages("expression", lambda draft: write_expression(draft, self.blocks, samples, chosen))
+        expression = stages("expression", lambda draft: write_expression(draft, self.blocks, samples, chosen, log=LOG))
         agreeing = stages("agreeing", lambda draft: _agreeing(draft, near))
         X = Scaled(expression, CLIP)
         found = leading_components(stages, X, _matrix(agreeing, n), samples, COMPONENTS, self.seed)
@@ -112,6 +113,7 @@ class LargeTissue:
                 "use_rep": "",
                 "clip": CLIP,
                 "normalize": bool(len(chosen["factors"])),
+                "log": LOG and bool(len(chosen["factors"])),
                 "seed": int(self.seed),
             },
             "scale": np.array(expression["scale"]),
@@ -129,7 +131,7 @@ class LargeTissue:
 
     def _signature(self, task: Task) -> str:
         """Return a text that names this piece of work: other data, or another task, has another one."""
-        told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed]).encode())
+        told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed, LOG]).encode())
         told.update(repr(replace(task, place=None, keep=None)).encode())
         for array in (self.coordinates, self.samples):
             told.update(np.ascontiguousarray(array))

@@ -18,6 +18,8 @@ from pdvi.mixtures.checks import check_graph
 if TYPE_CHECKING:
     from anndata import AnnData
 
+COMPONENTS_MADE = "pdvi.pp.spatial_components(log=False)"
+
 
 def make_missing(
     adata: AnnData,
@@ -53,8 +55,8 @@ def make_missing(
         averages = again or _unsuitable(adata, NEIGHBORHOOD, sample_key)
         if (components or averages) and (again or _unsuitable(adata, SPATIAL_COMPONENTS, sample_key)):
             tell("spatial components")
-            pp.spatial_components(adata, **_source(adata), **where)
-            made.append("pdvi.pp.spatial_components")
+            pp.spatial_components(adata, log=False, **_source(adata), **where)
+            made.append(COMPONENTS_MADE)
         if averages:
             tell("averages of neighbours")
             pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
@@ -68,8 +70,8 @@ def make_missing(
         made.append("pdvi.gr.knn_graph")
     if again:
         say(f"{again} edges of {WEIGHTS!r} joined samples; made anew for each sample: {', '.join(made)}.")
-    elif made and made != ["pdvi.pp.spatial_components"]:  # of components that are there: a part of the fit
-        say(f"made what was missing with the defaults of {', '.join(made)}.")
+    elif made and made != [COMPONENTS_MADE]:  # of components that are there: a part of the fit
+        say(f"made what was missing with {', '.join(made)}.")
 
 
 def _source(adata: AnnData) -> dict[str, Any]:
