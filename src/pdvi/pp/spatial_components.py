@@ -63,9 +63,10 @@ def spatial_components(
     normalize
         whether X holds counts to be normalised; by default as in `prepare`.
     log
-        whether logarithms of normalised counts are taken. `tl.domains` takes none: it averages over neighbours, and
-        what is typical of a place is the mean of its counts, to which the few cells that express a gene strongly
-        contribute most. On labelled slides, and on halves of them, domains were better so.
+        whether logarithms of normalised counts are taken. Of one sample `tl.domains` takes none: it averages over
+        neighbours, and what is typical of a place is the mean of its counts, to which the few cells that express a gene
+        strongly contribute most. On labelled slides, and on halves of them, domains were better so. Of several samples
+        it does, since what differs between them multiplies counts, and is an offset of their logarithms.
     """
     checked_seed("seed", seed)
     whole("n_components", n_components, least=1)

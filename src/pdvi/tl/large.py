@@ -24,12 +24,12 @@ from pdvi.mixtures.checks import proper_edges
 from pdvi.mixtures.task import Place, Task
 from pdvi.pp.blocked import Scaled, choose_genes, leading_components, write_expression
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+from pdvi.tl.missing import are_logarithms
 
-# What `pp.spatial_components` (without logarithms), `pp.neighborhood` and `gr.knn_graph` take in `tl.domains`.
+# What `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` take in `tl.domains`.
 COMPONENTS, AGREEING, GENES, CLIP = 30, 6, 2_000, 10.0
 WEIGHED_NEIGHBORS, WEIGHED_COMPONENTS = 30, 20
 EDGES = 8
-LOG = False
 
 FREE = 0.7  # of the memory that is free now: the limit unless told
 PROCESS = 0.7e9  # bytes that a process has before it holds any row
@@ -97,7 +97,9 @@ class LargeTissue:
 
         near = stages("neighbours", neighbours)["table"]
         chosen = stages("genes", lambda draft: choose_genes(draft, self.blocks, samples, GENES, None))
-        expression = stages("expression", lambda draft: write_expression(draft, self.blocks, samples, chosen, log=LOG))
+        expression = stages(
+            "expression", lambda draft: write_expression(draft, self.blocks, samples, chosen, log=self._log)
+        )
         agreeing = stages("agreeing", lambda draft: _agreeing(draft, near))
         X = Scaled(expression, CLIP)
         found = leading_components(stages, X, _matrix(agreeing, n), samples, COMPONENTS, self.seed)
@@ -113,7 +115,7 @@ class LargeTissue:
                 "use_rep": "",
                 "clip": CLIP,
                 "normalize": bool(len(chosen["factors"])),
-                "log": LOG and bool(len(chosen["factors"])),
+                "log": self._log and bool(len(chosen["factors"])),
                 "seed": int(self.seed),
             },
             "scale": np.array(expression["scale"]),
@@ -129,9 +131,13 @@ class LargeTissue:
             made,
         )
 
+    @property
+    def _log(self) -> bool:
+        return are_logarithms(int(self.samples.max(initial=0)) + 1)
+
     def _signature(self, task: Task) -> str:
         """Return a text that names this piece of work: other data, or another task, has another one."""
-        told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed, LOG]).encode())
+        told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed, self._log]).encode())
         told.update(repr(replace(task, place=None, keep=None)).encode())
         for array in (self.coordinates, self.samples):
             told.update(np.ascontiguousarray(array))

@@ -18,7 +18,16 @@ from pdvi.mixtures.checks import check_graph
 if TYPE_CHECKING:
     from anndata import AnnData
 
-COMPONENTS_MADE = "pdvi.pp.spatial_components(log=False)"
+COMPONENTS_MADE = "pdvi.pp.spatial_components"
+
+
+def are_logarithms(n_samples: int) -> bool:
+    """Return whether components are made of logarithms: where there are several samples.
+
+    What is typical of a place is the mean of its counts; but what differs between samples multiplies them, and only in
+    logarithms is that an offset, which can be learned.
+    """
+    return n_samples > 1
 
 
 def make_missing(
@@ -55,8 +64,9 @@ def make_missing(
         averages = again or _unsuitable(adata, NEIGHBORHOOD, sample_key)
         if (components or averages) and (again or _unsuitable(adata, SPATIAL_COMPONENTS, sample_key)):
             tell("spatial components")
-            pp.spatial_components(adata, log=False, **_source(adata), **where)
-            made.append(COMPONENTS_MADE)
+            log = are_logarithms(adata.obs[sample_key].nunique() if sample_key else 1)
+            pp.spatial_components(adata, log=log, **_source(adata), **where)
+            made.append(f"{COMPONENTS_MADE}({log=})")
         if averages:
             tell("averages of neighbours")
             pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
@@ -70,7 +80,7 @@ def make_missing(
         made.append("pdvi.gr.knn_graph")
     if again:
         say(f"{again} edges of {WEIGHTS!r} joined samples; made anew for each sample: {', '.join(made)}.")
-    elif made and made != [COMPONENTS_MADE]:  # of components that are there: a part of the fit
+    elif any(not name.startswith(COMPONENTS_MADE) for name in made):  # components alone are a part of the fit
         say(f"made what was missing with {', '.join(made)}.")
 
 
