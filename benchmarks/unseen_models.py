@@ -33,6 +33,9 @@ class Grouped:
     def init_local(self, key, shard):
         return {"mean": jnp.zeros(shard["y"].shape[0]), "log_sd": jnp.zeros(shard["y"].shape[0])}
 
+    def rows(self, mean, var, g, shard):
+        raise NotImplementedError
+
     def loss(self, local, g, shard):
         mean = shard["x"] @ g["beta"] + local["mean"][:, None]
         var = shard["x"] ** 2 @ jnp.exp(2 * g["beta_log_sd"]) + jnp.exp(2 * local["log_sd"])[:, None]
