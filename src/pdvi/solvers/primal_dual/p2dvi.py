@@ -20,7 +20,6 @@ from pdvi.solvers.following import followed
 from pdvi.solvers.primal_dual.pdvi import SCALE, PrimalDual
 from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
 
-FIRM = 0.3  # instead of `SCALE`: seen to be better, sorted and shuffled, where components could be lost
 WELL_SEPARATED = 8.0  # two components are typically four standard deviations apart
 
 
@@ -39,14 +38,13 @@ def policy(model: Any) -> Policy:
     in place; and which optimum is found depends on the start, so three epochs of exploring come first. With too few
     shards for that: six epochs with a small penalty if components are well separated (then better optima from poor
     starts, and sooner from good ones, than any constant), else the firm one at once (patches would lose track of which
-    component is which). benchmarks/mixture_quality.py measures all of them. Where globals are known from statistics
-    (mixtures) it is firm too: batches may come cluster by cluster (benchmarks/own_models.py --cases sorted).
+    component is which). benchmarks/mixture_quality.py measures all of them.
     """
     if not offers(model, Coupled):
-        return Policy(FIRM if offers(model, Conjugate) and not offers(model, Exact) else SCALE)
+        return Policy()
     explorable = offers(model, Conjugate) and offers(model, Natural)
     separated = offers(model, Separated) and bool(model.separation() >= WELL_SEPARATED)
-    return Policy(FIRM, 3 if explorable else 0, ((0.03, 6),) if separated else ())
+    return Policy(0.3, 3 if explorable else 0, ((0.03, 6),) if separated else ())
 
 
 class P2DVI(PrimalDual):
@@ -63,7 +61,7 @@ class P2DVI(PrimalDual):
         how a subproblem is minimised; None (default): the model's closed form, else coordinate descent.
     scale
         the automatic penalty is max(1, scale B / |S|) times the curvature at the start; None (default): 0.1, or 0.3
-        where globals are known from statistics, or local variables are coupled across shards.
+        where local variables are coupled across shards.
     continuation
         stages ((factor, epochs), ...) in which D is multiplied by ``factor``, before it takes its final value (see
         `pdvi.solvers.Continued`). None (default): what suits the model, if ``eta`` is automatic; (): none.
