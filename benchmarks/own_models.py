@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pdvi
+from pdvi.core.model import Bounded, offers
 from pdvi.core.result import Point
 from unseen_models import UNSEEN
 from users_models import CASES as SEEN
@@ -45,7 +46,7 @@ def lowest(problem, lam, local, steps=1_000, rounds=4):
     stall L-BFGS too.
     """
     flat, unflatten = ravel_pytree((lam, local))
-    bound = getattr(problem.model, "lower_bound", lambda: -np.inf)()
+    bound = problem.model.lower_bound() if offers(problem.model, Bounded) else -np.inf
 
     @jax.jit
     def objective(x):
@@ -141,6 +142,8 @@ def main() -> None:
     parser.add_argument("--solver", default="P2DVI", choices=["P2DVI", "PDVI"])
     arguments = parser.parse_args()
     cases = [name for name in (*CASES, *SORTED) if any(part in name for part in arguments.cases)]
+    if not cases:
+        parser.error(f"--cases must be words of {[*CASES, *SORTED]}, got {arguments.cases}")
     solver = {"P2DVI": pdvi.P2DVI, "PDVI": pdvi.PDVI}[arguments.solver]()
     console = Console(width=130)
     table = Table(

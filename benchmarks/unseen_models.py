@@ -6,6 +6,8 @@ Each is as a user would write it, like those in `users_models.py`: three methods
 # ruff: noqa: D102 (what the three methods are says `pdvi.Model`)
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ def expected(function, mean, var):
     return function(points) @ jnp.asarray(WEIGHTS, mean.dtype)
 
 
-class Grouped:
+class Grouped(ABC):
     """x beta + u_group, u ~ N(0, tau^2), q all normal and independent; a subclass says what the rows are."""
 
     def __init__(self, p, **more):
@@ -33,8 +35,9 @@ class Grouped:
     def init_local(self, key, shard):
         return {"mean": jnp.zeros(shard["y"].shape[0]), "log_sd": jnp.zeros(shard["y"].shape[0])}
 
+    @abstractmethod
     def rows(self, mean, var, g, shard):
-        raise NotImplementedError
+        """Return minus the expected log likelihood of every row, whose linear predictor has this mean and variance."""
 
     def loss(self, local, g, shard):
         mean = shard["x"] @ g["beta"] + local["mean"][:, None]

@@ -450,3 +450,16 @@ def test_colours_stay_with_domains_when_a_slide_is_fitted_again(fitted):
     before = dict(zip(adata.obs["domain"].cat.categories, adata.uns["domain_colors"]))
     after = dict(zip(adata.obs["again"].cat.categories, adata.uns["again_colors"]))
     assert {after[name]: before[table.loc[name].idxmax()] for name in table.index} == {c: c for c in before.values()}
+
+
+@pytest.mark.filterwarnings("ignore:made what was missing")
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_logarithms_are_taken_of_several_samples_only(on_disk, tmp_path):
+    """What differs between samples multiplies counts; within one the mean of counts is what a place has."""
+    for sample_key, log in ((None, False), ("sample", True)):
+        adata = pdvi.datasets.tissue(600, n_genes=60, n_domains=3, n_samples=2, seed=0)
+        if on_disk:
+            adata.write_h5ad(tmp_path / "slide.h5ad")
+            adata = ad.read_h5ad(tmp_path / "slide.h5ad", backed="r")
+        pdvi.tl.domains(adata, 3, sample_key=sample_key, views=1, seed=0)
+        assert bool(adata.uns["X_spatial"]["params"]["log"]) is log

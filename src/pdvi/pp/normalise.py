@@ -34,6 +34,7 @@ def expression_of(
 ) -> Expression:
     """Select the most variable genes (within ``samples``, if given), scale spots to the median total, take log1p.
 
+    With ``log=False`` the last is left out.
     Counts are told from logarithms by their values unless ``normalize`` says; those are left as they are.
     """
     matrix = counts_of(adata, layer)

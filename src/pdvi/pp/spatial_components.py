@@ -38,7 +38,7 @@ def spatial_components(
 ) -> None:
     """Write the components in which neighbours agree most to ``obsm[key_added]``, and how they were made to ``uns``.
 
-    They are the projections on the leading eigenvectors of X' W X + X' W' X, where X is scaled log expression of the
+    They are the projections on the leading eigenvectors of X' W X + X' W' X, where X is scaled (log) expression of the
     most variable genes, centred in each sample, and W takes the mean over neighbours without the spot itself. The
     matrix is applied, not formed, and sparse expression stays sparse, since it is centred on the fly.
 
@@ -76,8 +76,7 @@ def spatial_components(
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     made: dict[str, Any] = {}
     if use_rep is None:
-        counts: dict[str, Any] = {"layer": layer, "n_genes": n_genes, "normalize": normalize, "log": log}
-        expression = expression_of(adata, samples=samples, **counts)
+        expression = expression_of(adata, layer=layer, n_genes=n_genes, normalize=normalize, samples=samples, log=log)
         X = expression.X
         made["scale"] = _scale(X, samples, clip)
         made["genes"] = adata.var_names.to_numpy()[expression.genes].astype(str)
