@@ -189,7 +189,7 @@ def test_an_empty_graph_is_the_plain_mixture(x64):
     where = layout(consecutive(len(X), 4))
     potts_problem = potts_mixture_problem(X, sp.csr_array(GRAPH.shape), SETTINGS, where)
     plain = pdvi.mixtures.gaussian_mixture_problem(X, SETTINGS, where)
-    solver = pdvi.P2DVI(scale=0.1, continuation=())
+    solver = pdvi.P2DVI(eta={"mean": 0.02, "log_var": 2.0})  # by itself it begins and explores as suits the model
     one = pdvi.fit(potts_problem, solver, max_epochs=5, tol=0)
     two = pdvi.fit(plain, solver, max_epochs=5, tol=0)
     np.testing.assert_allclose(one.trace["objective"], two.trace["objective"], rtol=1e-12)

@@ -85,9 +85,9 @@ class FreeMixtureModel(eqx.Module):
         return {"mean": mean, "log_var": log_var}
 
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
-        """Return that of the means at equal weights (a start tells nothing), of the variances where they end."""
+        """Return that of the means for these responsibilities, of the variances where they end."""
         w, shape = shard["fraction"], self.start.shape
-        mass = w * self.n_rows / len(self.log_weights)
+        mass = self.statistics(local, shard).mass[:, None]
         mean = mass * self._diagonal() + w / self.prior_variance
         return {"mean": mean, "log_var": jnp.broadcast_to(0.5 * w, shape)}
 

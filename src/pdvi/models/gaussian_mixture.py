@@ -97,9 +97,16 @@ class GaussianMixtureModel(eqx.Module):
         return {"mean": mean, "log_var": log_var}
 
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
-        """Return that of the means at equal weights (a start tells nothing), of the variances where they end."""
+        """Return that of the means for these responsibilities, of the variances where they end."""
+        return self.curvature_of(self.statistics(local, shard).mass[:, None], shard)
+
+    def equal_curvature(self, shard: Shard) -> Globals:
+        """Return that at equal weights, for models whose first responsibilities say nothing of later ones."""
+        return self.curvature_of(shard["fraction"] * self.n_rows / self.present.sum(), shard)
+
+    def curvature_of(self, mass: Array, shard: Shard) -> Globals:
+        """Return that for components of such a mass."""
         w, shape = shard["fraction"], self.start.shape
-        mass = w * self.n_rows / self.present.sum()
         mean = mass / self.noise_variance + w / self.prior_variance
         return {"mean": jnp.broadcast_to(mean, shape), "log_var": jnp.broadcast_to(0.5 * w, shape)}
 

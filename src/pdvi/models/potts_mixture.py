@@ -56,6 +56,10 @@ class PottsMixtureModel(GaussianMixtureModel):
         phi = jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny)
         return self.temperature * (1 + jnp.log(phi)) - neighbour_sum(local, shard, self.logits(globals_, shard))
 
+    def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
+        """Return that at equal weights."""
+        return self.equal_curvature(shard)
+
     def _damped(self, logits: Array, local: Array, shard: Shard) -> Array:
         def mix() -> Array:
             old = jnp.log(jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny))

@@ -143,7 +143,7 @@ class TwoLevelMixtureModel(eqx.Module):
     def curvature(self, local: Locals, globals_: Globals, shard: Shard) -> Globals:
         """Return that of the means at equal weights, and that of the compositions if they stay where they are."""
         upper = dirichlet.curvature(globals_["log_concentration"], shard["fraction"])
-        return {**self.types.curvature(local["type"], globals_, shard), "log_concentration": upper}
+        return {**self.types.equal_curvature(shard), "log_concentration": upper}
 
     def natural(self, globals_: Globals) -> Globals:
         """Return the natural parameters: those of the means, and the concentrations themselves."""

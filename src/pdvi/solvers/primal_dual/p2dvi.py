@@ -13,9 +13,10 @@ from pdvi._base.types import Array
 from pdvi.core.model import Conjugate, Coupled, Exact, Natural, Separated, offers
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver
+from pdvi.solvers.agreed import SCALE as AGREED_SCALE
+from pdvi.solvers.agreed import Agreed
 from pdvi.solvers.continued import Continued, Stages
 from pdvi.solvers.explored import NOISY, Explored
-from pdvi.solvers.firmer import Firmer
 from pdvi.solvers.following import followed
 from pdvi.solvers.primal_dual.pdvi import SCALE, PrimalDual
 from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
@@ -60,8 +61,9 @@ class P2DVI(PrimalDual):
     oracle
         how a subproblem is minimised; None (default): the model's closed form, else coordinate descent.
     scale
-        the automatic penalty is max(1, scale B / |S|) times the curvature at the start; None (default): 0.1, or 0.3
-        where local variables are coupled across shards.
+        the automatic penalty is max(1, scale B / |S|) times the curvature; None (default): 0.1; 0.3 where local
+        variables are coupled across shards; 0.5 for other models that tell their globals by statistics, whose shards
+        begin in agreement (see `pdvi.solvers.Agreed`).
     continuation
         stages ((factor, epochs), ...) in which D is multiplied by ``factor``, before it takes its final value (see
         `pdvi.solvers.Continued`). None (default): what suits the model, if ``eta`` is automatic; (): none.
@@ -96,7 +98,7 @@ class P2DVI(PrimalDual):
             raise ValueError(msg)
 
     def resolved(self, problem: Problem, batch_size: int) -> Solver:
-        """Return this solver alone, explored, or continued: as asked for, or as suits the model."""
+        """Return this solver alone, explored, continued, agreed or following: as asked for, or as suits the model."""
         suits = policy(problem.model)
         automatic = self.eta is None
         plain = dataclasses.replace(
@@ -116,7 +118,7 @@ class P2DVI(PrimalDual):
             return plain
         by_statistics = offers(problem.model, Conjugate) and not offers(problem.model, Exact)
         if by_statistics and not offers(problem.model, Coupled) and self.preconditioner != "full":
-            return Firmer(plain)
+            return Agreed(dataclasses.replace(plain, scale=AGREED_SCALE if self.scale is None else self.scale))
         return followed(problem, plain, self.preconditioner)
 
     def constant(self, problem: Problem, batch_size: int) -> float:
