@@ -157,6 +157,14 @@ def test_draws_have_the_moments_of_a_normal():
     np.testing.assert_allclose(second, np.broadcast_to(np.eye(8), second.shape), atol=1e-12)
 
 
+@pytest.mark.parametrize(("n_global", "n_local"), [(5, 1), (6, 2), (2, 1)])
+def test_fourth_moments_of_locals_are_those_of_a_normal(n_global, n_local):
+    half = global_draws(np.random.default_rng(0), 16, n_global)
+    local = both(local_draws(np.random.default_rng(1), half, 2_000, n_local))
+    np.testing.assert_allclose((local**2).mean(0), 1)
+    np.testing.assert_allclose((local**4).mean(), 3, atol=0.15)  # vectors of a given length: 3 * 16 / 18 = 2.67
+
+
 def test_too_few_draws_are_standardised():
     z = both(global_draws(np.random.default_rng(0), 3, 5))
     np.testing.assert_allclose((z**2).mean(0), 1)

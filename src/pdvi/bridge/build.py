@@ -50,7 +50,7 @@ def from_numpyro(
         for arrays whose rows are not on the first axis: the axis; None for one that has no rows although its first axis
         is as long.
     draws
-        an even number; by default enough for exact second moments, 16 to 128. `pdvi.check_draws` tells whether twice as
+        an even number; by default enough for exact second moments, 32 to 128. `pdvi.check_draws` tells whether twice as
         many would change anything.
     n_shards
         by default what suits the number of rows.
