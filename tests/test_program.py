@@ -142,9 +142,9 @@ def test_absent_components_and_columns_of_zeros_change_no_number(x64):
     X, graph, coordinates = tissue()
     rows = Rows(X, graph, coordinates)
     start = empirical_bayes(X, 4)
-    alone = Tries(rows, graph, [X], Task(4, learn_weights=True))
+    alone = Tries(rows, [X], Task(4, learn_weights=True))
     wider = np.hstack([X, X[:, :2] ** 2])
-    padded = Tries(rows, graph, [X, wider], Task(6, learn_weights=True))
+    padded = Tries(rows, [X, wider], Task(6, learn_weights=True))
     (one,), (two,) = alone.fit([(0, start)]), padded.fit([(0, start)])
     # absent components are at home after the first epoch
     np.testing.assert_allclose(two.result.trace["objective"][1:], one.result.trace["objective"][1:], rtol=1e-6)

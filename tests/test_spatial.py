@@ -196,11 +196,11 @@ def test_the_held_out_score_is_the_density_of_the_mixture(x64):
     np.testing.assert_allclose(log_density(X, phi, rows), np.log(expected), rtol=1e-4)
 
 
-def test_candidates_within_a_standard_error_are_as_good_as_the_best():
+def test_too_few_domains_lack_most_of_the_held_out_score():
     adata = layered(600, 40)
     pdvi.pp.prepare(adata, n_components=5)
     scores = Halves(adata).scores([2, 4], Task(4, learn_weights=True))
-    assert scores.near.tolist() == [False, True]  # four layers
+    assert scores.enough.tolist() == [False, True]  # four layers
     assert scores.mean[1] > scores.mean[0]
 
 

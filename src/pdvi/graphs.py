@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
 
 from pdvi._base.checks import factor, finite, positive, whole
+from pdvi.shards.nearest import nearest_rows, other_rows
 
 EDGES_AT_ONCE = 1_000_000  # whose rows are gathered
 
@@ -16,14 +19,23 @@ def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_a
     coordinates = _points(coordinates)
     n = len(coordinates)
     k = whole("k", k, least=1, most=n - 1, of="the number of spots less one")
-    # one more than asked for, since a spot is its own neighbour, and not always the first among duplicates
-    found = np.asarray(cKDTree(coordinates).query(coordinates, k=k + 1, workers=-1)[1])
-    others = found != np.arange(n)[:, None]
-    others[others.all(1), -1] = False
-    target = found[others]
-    directed = sp.csr_array((np.ones(len(target), np.float32), (np.repeat(np.arange(n), k), target)), shape=(n, n))
+    target = other_rows(coordinates, k).ravel()
+    directed = sp.csr_array((np.ones(n * k, np.float32), target, np.arange(0, n * k + 1, k)), shape=(n, n))
+    directed.sort_indices()
     reverse = sp.csr_array(directed.T)
     return sp.csr_array(directed.minimum(reverse) if mutual else directed.maximum(reverse))
+
+
+def by_sample(samples: np.ndarray, edges: Callable[[np.ndarray], sp.csr_array]) -> sp.csr_array:
+    """Return the graph of which ``edges`` gives the part of each sample's rows: no edge joins two samples."""
+    sources, targets = [], []
+    for sample in np.unique(samples):
+        rows = np.flatnonzero(samples == sample)
+        found = sp.coo_array(edges(rows))
+        sources.append(rows[found.row])
+        targets.append(rows[found.col])
+    i, j = np.concatenate(sources), np.concatenate(targets)
+    return sp.csr_array((np.ones(len(i), np.float32), (i, j)), shape=(len(samples), len(samples)))
 
 
 def within(coordinates: np.ndarray, radius: float) -> sp.csr_array:
@@ -103,7 +115,7 @@ def flow_direction(coordinates: np.ndarray, labels: np.ndarray, *, n_neighbors: 
     coordinates = _points(coordinates)
     n = len(coordinates)
     k = min(whole("n_neighbors", n_neighbors, least=1), n)
-    index = np.asarray(cKDTree(coordinates).query(coordinates, k=k, workers=-1)[1]).reshape(n, k)
+    index = nearest_rows(coordinates, k)
     direction = np.zeros((n, 2))
     for rows in np.array_split(np.arange(n), max(1, n // 20_000)):  # bounds the memory of the gathered neighbourhoods
         position = coordinates[index[rows]] - coordinates[index[rows]].mean(1, keepdims=True)

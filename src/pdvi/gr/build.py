@@ -211,15 +211,7 @@ def _build(
     """Write one weighted graph per sample, so that no edge joins two samples."""
     factor("tau", tau)
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    sources, targets = [], []
-    for sample in np.unique(samples):
-        rows = np.flatnonzero(samples == sample)
-        found = sp.coo_array(edges(coordinates[rows], rows))
-        sources.append(rows[found.row])
-        targets.append(rows[found.col])
-    i, j = np.concatenate(sources), np.concatenate(targets)
-    shape = (adata.n_obs, adata.n_obs)
-    adata.obsp[key_added] = sp.csr_matrix((np.ones(len(i), np.float32), (i, j)), shape=shape)
+    adata.obsp[key_added] = sp.csr_matrix(graphs.by_sample(samples, lambda rows: edges(coordinates[rows], rows)))
     _weigh(adata, tau, use_rep, flow_key, spatial_key, key_added)
     return adata if copy else None
 

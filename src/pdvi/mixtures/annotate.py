@@ -39,8 +39,9 @@ def keep(X: np.ndarray, n_neighbors: int, labels: np.ndarray, n_domains: int, re
     one_hot = np.eye(n_domains, dtype=X.dtype)[labels]
     means = means_of(X, one_hot)
     residuals = X - means[labels]
-    scale = scale_of(np.asarray(residuals, float), recipe)
-    within, total = (float((np.linalg.solve(scale, rows.T) ** 2).mean()) for rows in (residuals, X))
+    scale = scale_of(residuals, recipe)
+    white = np.linalg.inv(scale).T.astype(X.dtype)
+    within, total = (float(np.square(rows @ white).mean(dtype=float)) for rows in (residuals, X))
     shares = np.maximum(one_hot.mean(0), recipe.floor)
     return Kept(n_neighbors, means, scale, shares / shares.sum(), within, 1 - within / total)
 

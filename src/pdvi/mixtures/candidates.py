@@ -41,7 +41,7 @@ def fit_candidates(
             one = fit_rows(rows._replace(X=features[n]), replace(task, n_components=k, random_state=n))
             found[k].append(Candidate(one.probabilities, -float(one.result.objective)))
         return found
-    tries = Tries(rows, rows.graph, features, most)
+    tries = Tries(rows, features, most)
     runs = task.recipe.runs(len(rows.X))
     for k, n in told(asked):
         start = empirical_bayes(tries.features[n], k, seed=n, runs=runs, recipe=task.recipe)

@@ -78,11 +78,12 @@ class OfTypes:
         return self._fit(fit_two_level(problem, self.tries.task, one_program=False, seed=self.seed))
 
     def _problem(self, labels: np.ndarray) -> Problem:
-        start, tries = self.start._replace(domain=labels), self.tries
-        return coupled_two_level(self.X, start, tries.where, tries.coupling, sample=tries.sample)
+        start, ground = self.start._replace(domain=labels), self.tries.ground
+        assert ground.coupling is not None
+        return coupled_two_level(self.X, start, ground.where, ground.coupling, sample=self.tries.sample)
 
     def _fit(self, fitted: Fitted) -> Fit:
-        where = self.tries.where
+        where = self.tries.ground.where
         local = {name: where.unshard(np.asarray(part)) for name, part in fitted.result.local_params.items()}
         concentration = np.exp(np.asarray(fitted.result.global_params["log_concentration"], float))
         composition = concentration / concentration.sum(1, keepdims=True)

@@ -82,7 +82,7 @@ def refine(
     graph = weak_graph()
     weak = replace(task, beta=task.beta * task.recipe.refine_coupling, learn_weights=False)
     single = spots._replace(graph=graph.astype(np.float64))
-    better = find(single, weak, start=start._replace(probabilities=before), exchange=True)
+    better = fit_rows(single, weak, start._replace(probabilities=before))
     torn = not force and are_torn(X, better.probabilities, before, graph, task.recipe)
     return None if torn else better
 
@@ -106,46 +106,48 @@ def find_on_groups(rows: Rows, task: Task, *, start: Start | None = None, exchan
     sample = None if rows.sample is None else coarse.first(rows.sample)
     smaller = Rows(coarse.X, coarse.graph, coarse.coordinates, sample)
     began = time.perf_counter()
-    name = f"{'refined' if exchange else 'found'}-{len(coarse.X)}"
     probabilities = task.kept(
-        name, lambda: find(smaller, task, start=known, exchange=exchange).probabilities.astype(rows.X.dtype)
+        f"found-{len(coarse.X)}",
+        lambda: find(smaller, task, start=known, exchange=exchange).probabilities.astype(rows.X.dtype),
     )
     return Start(probabilities[coarse.group], time.perf_counter() - began)
 
 
 def fit_rows(
-    rows: Rows, task: Task, start: Start | None = None, *, exchange: bool = False, width: int | None = None
+    rows: Rows,
+    task: Task,
+    start: Start | None = None,
+    *,
+    exchange: bool = False,
+    width: int | None = None,
+    ground: Ground | None = None,
 ) -> Found:
     """Fit from k-means starts or from known probabilities, keep the best, put unused components to use.
 
-    Rows are padded with columns of 0 up to ``width``: fits of fewer and of more features are then one program.
+    Rows are padded with columns of 0 up to ``width``: fits of fewer and of more features are then one program. Fits
+    of several features of the same tissue may share a ``ground``.
     """
     if start is not None and task.place is not None and len(rows.X) > task.place.most_rows:
         return fit_stored(rows, task, start)
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
-    where = cut(rows, task)
+    ground = Ground(rows, task) if ground is None else ground
+    where = ground.where
     X, offset, unit = centred(rows.X, rows.sample)
     seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
     if known is None:
         starts = [empirical_bayes(X, task.n_components, seed=int(seed), recipe=recipe) for seed in seeds[1:]]
     else:
         starts = [from_labels(X, known.argmax(1), means_of(X, known), recipe)]
-    coupling = None
-    if rows.graph is not None:
-        beta, halo, temperature = task.beta, task.halo, task.temperature
-        coupling = coupled(rows.graph, where, beta=beta, halo=halo, temperature=temperature, recipe=recipe)
     # with its own noise every start must be fitted to its end: which is best does not show before
     tries = starts if task.reestimates else starts[:1]
     fits: Iterable[_Fit]
-    if coupling is not None and is_one_program(rows, task, known):
-        fits = _fit_together(tries, X, rows.sample, where, coupling, task, seed=int(seeds[0]))
+    if rows.graph is not None and is_one_program(rows, task, known):
+        fits = _fit_together(tries, X, rows.sample, ground, task, seed=int(seeds[0]))
     else:
         fits = [
             # other draws for every start: exploration forgets where it began
-            _fit_from(
-                settings, rows, X, where, coupling, task, int(seeds[0]) + number, known, others=starts, width=width
-            )
+            _fit_from(settings, rows, X, ground, task, int(seeds[0]) + number, known, others=starts, width=width)
             for number, settings in enumerate(tries)
         ]
     best = min(fits, key=lambda fit: fit.result.objective)
@@ -169,6 +171,30 @@ def fit_rows(
     epochs = best.warm_up + epochs_of(result)
     result = measured_in(result, unit, X.size)
     return Found(result, best.problem.model, offset, best.whitening / unit, probabilities, epochs, seconds)
+
+
+class Ground:
+    """How rows are cut and coupled: found once for all fits of a tissue, whatever features they are of."""
+
+    def __init__(self, rows: Rows, task: Task):
+        self.where = cut(rows, task)
+        self.coupling: Coupling | None = None
+        if rows.graph is not None:
+            beta, halo, temperature = task.beta, task.halo, task.temperature
+            self.coupling = coupled(
+                rows.graph, self.where, beta=beta, halo=halo, temperature=temperature, recipe=task.recipe
+            )
+        self._first: Problem | None = None  # whose graph, mask and samples all others of its shape share
+
+    def problem(self, X: np.ndarray, settings: EmpiricalBayes, log_scale: float, sample: np.ndarray | None) -> Problem:
+        """Return the problem of a mixture of these rows."""
+        if self.coupling is None:
+            return gaussian_mixture_problem(X, settings, self.where, log_scale=log_scale)
+        if self._first is not None and self._first.shards["x"].shape[2:] == X.shape[1:]:
+            return replaced(self._first, X, settings, self.where, log_scale)
+        problem = coupled_problem(X, settings, self.where, self.coupling, log_scale=log_scale, sample=sample)
+        self._first = problem
+        return problem
 
 
 def cut(rows: Rows, task: Task) -> Layout:
@@ -212,8 +238,7 @@ def _fit_together(
     starts: list[EmpiricalBayes],
     X: np.ndarray,
     sample: np.ndarray | None,
-    where: Layout,
-    coupling: Coupling,
+    ground: Ground,
     task: Task,
     *,
     seed: int,
@@ -224,7 +249,7 @@ def _fit_together(
     for settings in starts:
         white, own, whitening = in_white_noise(X, settings, task)
         log_scale = float(np.linalg.slogdet(whitening)[1])
-        problems.append(like(problems, white, own, where, coupling, log_scale, sample))
+        problems.append(ground.problem(white, own, log_scale, sample))
         whitenings.append(whitening)
     options: dict[str, Any] = {
         "noise": task.noise,
@@ -257,27 +282,11 @@ def in_one_shape(
     return widened(white, width), padded(settings, task.n_components, width), matrix, log_scale
 
 
-def like(
-    problems: list[Problem],
-    X: np.ndarray,
-    settings: EmpiricalBayes,
-    where: Layout,
-    coupling: Coupling,
-    log_scale: float,
-    sample: np.ndarray | None,
-) -> Problem:
-    """Return a coupled problem; graph, mask and samples are those of the first of ``problems``, if there is one."""
-    if problems:
-        return replaced(problems[0], X, settings, where, log_scale)
-    return coupled_problem(X, settings, where, coupling, log_scale=log_scale, sample=sample)
-
-
 def _fit_from(
     settings: EmpiricalBayes,
     rows: Rows,
     X: np.ndarray,
-    where: Layout,
-    coupling: Coupling | None,
+    ground: Ground,
     task: Task,
     seed: int,
     known: np.ndarray | None,
@@ -291,10 +300,7 @@ def _fit_from(
     log_scale = float(np.linalg.slogdet(whitening)[1])
     if width is not None:
         white, settings, whitening, log_scale = in_one_shape(white, settings, whitening, log_scale, task, width)
-    if coupling is None:
-        problem = gaussian_mixture_problem(white, settings, where, log_scale=log_scale)
-    else:
-        problem = coupled_problem(white, settings, where, coupling, log_scale=log_scale, sample=rows.sample)
+    problem, where = ground.problem(white, settings, log_scale, rows.sample), ground.where
     common = {"seed": seed, "batch_size": _batch_size(task, rows, len(where.rows))}
     start: Any = None if known is None else point_at(problem, where.shard(known))
     left = task.max_epochs

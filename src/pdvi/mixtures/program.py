@@ -8,6 +8,7 @@ takes a fraction of the time that its calls would take, and all slides of a buck
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from pdvi._base.compiled import quickly_compiled
 from pdvi._base.types import Array
 from pdvi.core.executor import report
 from pdvi.core.problem import Problem
@@ -78,7 +80,7 @@ def fit_together(
     for problem in problems:
         began = time.perf_counter()
         own, shared = _apart(problem)
-        fit: Any = jax.block_until_ready(_fit(own, shared, noise, weights, limit, recipe, from_labels))
+        fit: Any = jax.block_until_ready(_compiled_fit()(own, shared, noise, weights, limit, recipe, from_labels))
         fit = jax.tree.map(np.asarray, fit)
         fits.append(_fitted(eqx.combine(fit.arrays, shared), fit, time.perf_counter() - began, seed))
     return fits
@@ -93,7 +95,11 @@ def _apart(problem: Problem) -> tuple[Problem, Problem]:
     return eqx.partition(problem, own)
 
 
-@eqx.filter_jit
+@cache
+def _compiled_fit() -> Any:
+    return eqx.filter_jit(_fit, **quickly_compiled())
+
+
 def _fit(
     own: Problem, shared: Problem, noise: str | None, weights: bool, tol: Array, recipe: Recipe, from_labels: bool
 ) -> _Fit:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -135,6 +136,9 @@ def _residuals(problem: Problem, local: Array, globals_: Globals, smoothings: in
         # the spot itself counts as much as its heaviest neighbour
         own = problem.shards["weight"].max(1)[..., None]
         total = jnp.maximum(problem.shards["weight"].sum(1)[..., None] + own, 1e-12)
-        for _ in range(smoothings):
-            residuals = (own * residuals + problem.map_shards(neighbour_sum, residuals)) / total
+
+        def smoothed(_: Array, residuals: Array) -> Array:
+            return (own * residuals + problem.map_shards(neighbour_sum, residuals)) / total
+
+        residuals = jax.lax.fori_loop(0, smoothings, smoothed, residuals)
     return residuals

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse as sp
 
 from pdvi.core.problem import Problem
-from pdvi.mixtures.build import coupled
 from pdvi.mixtures.em import Fitted
-from pdvi.mixtures.pipeline import cut, in_one_shape, in_white_noise, like
+from pdvi.mixtures.pipeline import Ground, in_one_shape, in_white_noise
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.start import EmpiricalBayes, centred
 from pdvi.mixtures.task import Rows, Task
@@ -21,13 +19,11 @@ class Tries:
     ones; padding changes no label and no probability, and with tied noise no ELBO.
     """
 
-    def __init__(self, rows: Rows, graph: sp.csr_array, features: list[np.ndarray], task: Task):
+    def __init__(self, rows: Rows, features: list[np.ndarray], task: Task):
         self.task, self.sample = task, rows.sample
         self.features = [centred(X, rows.sample).X for X in features]
         self.width = max([X.shape[1] for X in features], default=0)
-        self.where = cut(rows, task)
-        self.coupling = coupled(graph, self.where, beta=task.beta, recipe=task.recipe)
-        self._first: list[Problem] = []  # whose graph, mask and samples all others share
+        self.ground = Ground(rows, task)
 
     def fit(self, tries: list[tuple[int, EmpiricalBayes]], *, seed: int = 0) -> list[Fitted]:
         """Fit features, named by their numbers, from settings."""
@@ -39,12 +35,10 @@ class Tries:
 
     def probabilities(self, fitted: Fitted) -> np.ndarray:
         """Return the probabilities that a fit gives every row."""
-        return np.asarray(self.where.unshard(fitted.result.local_params))
+        return np.asarray(self.ground.where.unshard(fitted.result.local_params))
 
     def _problem(self, number: int, start: EmpiricalBayes) -> Problem:
         white, settings, whitening = in_white_noise(self.features[number], start, self.task)
         log_scale = float(np.linalg.slogdet(whitening)[1])
         white, settings, _, log_scale = in_one_shape(white, settings, whitening, log_scale, self.task, self.width)
-        problem = like(self._first, white, settings, self.where, self.coupling, log_scale, self.sample)
-        self._first = self._first or [problem]
-        return problem
+        return self.ground.problem(white, settings, log_scale, self.sample)

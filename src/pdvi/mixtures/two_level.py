@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.spatial import cKDTree
 
 from pdvi._base.checks import positive, whole
 from pdvi.core.problem import Problem
@@ -20,6 +19,7 @@ from pdvi.mixtures.reestimate import reestimate, starting_point
 from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
 from pdvi.mixtures.task import Task
 from pdvi.models import TwoLevelMixtureModel
+from pdvi.shards.nearest import nearest_rows
 from pdvi.shards.partition import Layout
 from pdvi.solvers import P2DVI
 
@@ -42,7 +42,7 @@ def two_level_start(
     types = empirical_bayes(X, n_types, seed=seed)
     type_ = _nearest_mean(X, types.means)
     few = max(1, len(X) // n_domains)  # rows of an average domain: with more all places would look alike
-    near = cKDTree(coordinates).query(coordinates, k=min(n_neighbors + 1, few), workers=-1)[1].reshape(len(X), -1)
+    near = nearest_rows(coordinates, min(n_neighbors + 1, few))
     shares = np.zeros((len(X), n_types), np.float32)
     for column in near.T:
         shares[np.arange(len(X)), type_[column]] += 1 / near.shape[1]

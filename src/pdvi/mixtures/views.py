@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
+from threadpoolctl import threadpool_limits
 
 from pdvi._base.telling import tell
 from pdvi.core.result import Result
@@ -153,7 +154,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     averages = [i for i, view in enumerate(views) if view.kind == "averages"]
     width = max([size for view, size in zip(views, sizes) if view.kind == "types"], default=0)
     features = [tissue.rows(views[i], sizes[i]).X for i in averages]
-    tries = Tries(tissue.rows(VIEWS[0], 1), tissue.graph, features, task)
+    tries = Tries(tissue.rows(VIEWS[0], 1), features, task)
     began = time.perf_counter()
 
     def kind_of(i: int) -> OfAverages | OfTypes:
@@ -204,8 +205,9 @@ def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[A
             return next((rest.pop() for rest in compiled), None)
 
     def of_group(own: int) -> None:
-        while (i := next_of(own)) is not None:
-            found[i] = work(i)
+        with threadpool_limits(1, "openmp"):  # of this thread's k-means: the other threads have the other cores
+            while (i := next_of(own)) is not None:
+                found[i] = work(i)
 
     with ThreadPoolExecutor(len(groups)) as threads:
         for thread in [threads.submit(copy_context().run, of_group, own) for own in range(len(groups))]:
@@ -220,25 +222,25 @@ def _tell(views: tuple[View, ...], i: int, how: str = "") -> None:
 def _fit_large_views(
     tissue: Tissue, views: tuple[View, ...], sizes: list[int], seeds: list[int], task: Task
 ) -> list[Seen]:
-    """Fit views of a tissue of many shards: the first compiles for all of them, then two at a time."""
-    width = max(sizes)
+    """Fit views of a tissue of many shards, two at a time."""
+    tries = Tries(tissue.rows(views[0], 1), [], task)
 
     def one(i: int) -> Seen:
         _tell(views, i)
-        return _fit_large(tissue, views[i], sizes[i], width, seeds[i], task)
+        return _fit_large(tissue, views[i], sizes[i], max(sizes), seeds[i], tries)
 
-    rest = range(1, len(views))
-    return [one(0), *_side_by_side([list(rest[::2]), list(rest[1::2])], one)]
+    every = range(len(views))
+    return _side_by_side([list(every[::2]), list(every[1::2])], one)
 
 
-def _fit_large(tissue: Tissue, view: View, size: int, width: int, seed: int, task: Task) -> Seen:
+def _fit_large(tissue: Tissue, view: View, size: int, width: int, seed: int, tries: Tries) -> Seen:
     """Fit one view of a tissue of many shards."""
     began = time.perf_counter()
     if view.kind == "averages":
-        found = fit_rows(tissue.rows(view, size), replace(task, random_state=seed), width=width)
+        own = replace(tries.task, random_state=seed)
+        found = fit_rows(tissue.rows(view, size), own, width=width, ground=tries.ground)
         fit = Fit(found.probabilities, found.result)
     else:
-        tries = Tries(tissue.rows(VIEWS[0], 1), tissue.graph, [], task)
         X = tissue.components[:, :size]
         fit = OfTypes(tries, X, tissue.coordinates, view.n_neighbors, size, seed).begin_large()
     seconds = time.perf_counter() - began

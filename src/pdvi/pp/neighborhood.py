@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.spatial import cKDTree
 
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of, to_change
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL
 from pdvi._base.checks import factor, whole
+from pdvi.shards.nearest import nearest_rows
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -61,7 +61,7 @@ def neighborhood(
     slope = np.empty_like(features) if gradient else None
     for sample in np.unique(samples):
         rows = np.flatnonzero(samples == sample)
-        index = _nearest(coordinates[rows], n_neighbors)
+        index = nearest_rows(coordinates[rows], n_neighbors + 1)
         mean[rows] = _averaging(index) @ features[rows]
         if slope is not None:
             slope[rows] = _gradient(coordinates[rows], mean[rows], index)
@@ -92,15 +92,10 @@ def averages(
     found = {count: np.empty_like(features) for count in counts}
     for sample in np.unique(samples):
         rows = np.flatnonzero(samples == sample)
-        index = _nearest(coordinates[rows], counts[-1])
+        index = nearest_rows(coordinates[rows], counts[-1] + 1)
         for count in counts:
             found[count][rows] = _averaging(index[:, : count + 1]) @ features[rows]
     return found
-
-
-def _nearest(coordinates: np.ndarray, k: int) -> np.ndarray:
-    k = min(k + 1, len(coordinates))
-    return np.asarray(cKDTree(coordinates).query(coordinates, k=k, workers=-1)[1]).reshape(len(coordinates), k)
 
 
 def _averaging(index: np.ndarray) -> sp.csr_array:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator, eigsh
-from scipy.spatial import cKDTree
 
 from pdvi._anndata.checks import coordinates_of, features_of, is_sparse, samples_of
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.pp.normalise import expression_of
+from pdvi.shards.nearest import other_rows
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
@@ -139,11 +139,8 @@ def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: in
         k = min(n_neighbors, len(own) - 1)
         if k == 0:  # a spot alone has no neighbours
             continue
-        near = np.asarray(cKDTree(coordinates[own]).query(coordinates[own], k=k + 1, workers=-1)[1])
-        others = near != np.arange(len(own))[:, None]
-        others[others.all(1), -1] = False  # among duplicates a spot need not find itself
         row.append(np.repeat(own, k))
-        column.append(own[near[others]])
+        column.append(own[other_rows(coordinates[own], k)].ravel())
         weight.append(np.full(len(own) * k, 1 / k, np.float32))
     return sp.csr_array((np.concatenate(weight), (np.concatenate(row), np.concatenate(column))), shape=(n, n))
 

@@ -46,8 +46,10 @@ def choose_n_domains(
     Writes a table to ``uns[key_added]`` (`pl.n_domains` draws it), which has for each candidate ``stability``, the mean
     adjusted Rand index between fits that differ in their seed and in how many neighbours they average; ``elbo``, that
     of the first of them; and ``held_out``, the mean log density of one half of the spots under a fit to the other, each
-    half averaged over its own spots so that none tells of the other. Returns the recommended number: of the candidates
-    whose held-out score is within a standard error of the highest, the most stable one. Without components in ``obsm``
+    half averaged over its own spots so that none tells of the other. Returns the recommended number: the most stable of
+    the candidates that have gained most of what the held-out score can gain over the fewest domains. Real tissue
+    changes gradually within domains too, so that score alone goes on rising where domains are split at will, and fits
+    no longer agree on where. Without components in ``obsm``
     ("X_pca" or "X_spatial") there is nothing to average anew: then the largest whose stability is within 0.02 of the
     highest. It is said if the recommendation is the first or the last candidate.
 
@@ -85,7 +87,7 @@ def choose_n_domains(
         halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
         scores = halves.scores(candidates, task, n_starts=n_seeds, told=_bar(progress, "fits of one half"))
         table["held_out"] = scores.mean
-        recommended = candidates[int(np.where(scores.near, stability, -np.inf).argmax())]
+        recommended = candidates[int(np.where(scores.enough, stability, -np.inf).argmax())]
     if len(candidates) > 2 and recommended in (candidates[0], candidates[-1]):
         end = "smallest" if recommended == candidates[0] else "largest"
         say(f"the recommended number, {recommended}, is the {end} candidate; others beyond it may be better still.")

@@ -24,6 +24,7 @@ from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.mixtures.views import VIEWS, Tissue, View, first_views, see
 from pdvi.pp.neighborhood import averages
+from pdvi.shards.nearest import asked_once
 from pdvi.tl.large import LargeTissue
 from pdvi.tl.missing import blocks_of, is_users_own, make_missing, own_graph
 from pdvi.tl.outcome import Outcome, kept_model, of_one, of_views, write
@@ -146,9 +147,10 @@ def domains(
         recipe=recipe,
     ).checked(adata.n_obs)
     places, sample = _apart(coordinates, samples), samples if samples.any() else None
-    weak_graph = partial(_weak_graph, places, samples, recipe.refine_neighbors)
+    weak_graph = partial(_weak_graph, coordinates, samples, recipe.refine_neighbors)
     with ExitStack() as stack:
         stack.enter_context(told(progress))
+        stack.enter_context(asked_once(1 + max(view.n_neighbors for view in VIEWS)))
         if blocks is None:
             make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
             graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
@@ -242,6 +244,9 @@ def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
     """Many edges of weight 1, none between samples."""
-    edges = sp.coo_array(graphs.nearest(coordinates, min(n_neighbors, len(coordinates) - 1), mutual=False))
-    same = samples[edges.row] == samples[edges.col]
-    return sp.csr_array((edges.data[same], (edges.row[same], edges.col[same])), shape=edges.shape)
+
+    def edges(rows: np.ndarray) -> sp.csr_array:
+        k = min(n_neighbors, len(rows) - 1)
+        return graphs.nearest(coordinates[rows], k, mutual=False) if k >= 1 else sp.csr_array((1, 1))
+
+    return graphs.by_sample(samples, edges)

@@ -14,17 +14,16 @@ from pdvi.mixtures.candidates import Told, fit_candidates, log_density
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.task import Rows, Task
-from pdvi.shards.partition import median_cuts
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
 
 class Scores(NamedTuple):
-    """Hold the mean log density of a held-out spot for every candidate, and whether it is as good as the best one."""
+    """Hold the mean log density of a held-out spot for every candidate, and whether there are domains enough."""
 
     mean: np.ndarray
-    near: np.ndarray
+    enough: np.ndarray
 
 
 class Halves:
@@ -53,22 +52,15 @@ class Halves:
     def scores(self, candidates: list[int], task: Task, *, n_starts: int = 1, told: Told = iter) -> Scores:
         """Score every candidate by the best of ``n_starts`` fits to one half.
 
-        Scores of two candidates differ from place to place. One is as good as the best if its mean is within a standard
-        error of the difference, which blocks of the tissue tell: neighbouring spots are not independent.
+        A candidate has domains enough if it has gained most of what the best one gains over the smallest.
         """
         X, held_out = self.fitted.obsm[NEIGHBORHOOD], self.held_out.obsm[NEIGHBORHOOD]
         graph = check_graph(self.fitted.obsp[WEIGHTS], len(X)).astype(np.float64)
         rows = Rows(X, graph, self.fitted.obsm[SPATIAL])
         fits = fit_candidates(rows, [X] * n_starts, candidates, task, told)
         best = [max(fits[k], key=lambda fit: fit.elbo) for k in candidates]
-        densities = np.stack([log_density(X, fit.probabilities, held_out) for fit in best])
-        mean = densities.mean(1)
-        behind = densities[mean.argmax()] - densities
-        n_blocks = min(task.recipe.held_out_blocks, len(held_out))
-        block = median_cuts(self.held_out.obsm[SPATIAL], n_blocks)
-        by_block = np.stack([behind[:, block == b].mean(1) for b in range(n_blocks)], axis=1)
-        error = by_block.std(1, ddof=1) / np.sqrt(n_blocks) if n_blocks > 1 else np.zeros(len(mean))
-        return Scores(mean, behind.mean(1) <= error)
+        mean = np.array([log_density(X, fit.probabilities, held_out).mean() for fit in best])
+        return Scores(mean, mean >= mean[0] + task.recipe.held_out_gain * (mean.max() - mean[0]))
 
 
 def components_of(adata: AnnData) -> str | None:
