@@ -7,9 +7,11 @@ import pytest
 
 import pdvi
 from models_for_tests import begun
-from pdvi.solvers.beginning import _as_promised, newton_step
-from pdvi.solvers.primal_dual.curvature import Told
-from test_following import groups, marginal_optimum
+from pdvi.core.solver import After, State
+from pdvi.solvers.beginning import Settle, _as_promised, newton_step
+from pdvi.solvers.primal_dual.arrow import rows_are_independent
+from pdvi.solvers.primal_dual.curvature import At, Profile, Told
+from test_following import Groups, groups, marginal_optimum
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
@@ -87,6 +89,62 @@ def told(loss, rounding=0.0, curvature=1.0):
 def test_a_step_must_bring_what_its_slope_promised_and_not_far_more(after, taken):
     """Far more is rounding noise, where the loss has run off: logs of Dirichlet parameters of e^70, say."""
     assert _as_promised(told(100.0), after, 2.0) is taken
+
+
+class Counted(Groups):
+    """How often the loss is called: each of these is traced, differentiated and compiled."""
+
+    calls = 0
+
+    def loss(self, local, globals_, shard):
+        type(self).calls += 1
+        return super().loss(local, globals_, shard)
+
+
+def test_no_derivative_is_compiled_twice():
+    """Rows told apart, the objective, its gradient, derivatives; for a visit and for locals alone: step and length."""
+    problem = pdvi.Problem(Counted(3), groups().shards)
+    Counted.calls = 0
+    first = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=30, seed=0)
+    assert first.converged
+    assert Counted.calls <= 8
+    Counted.calls = 0
+    pdvi.fit(problem, pdvi.P2DVI(), max_epochs=30, seed=1)
+    assert Counted.calls == 0
+
+
+def test_what_is_read_after_a_visit_is_read_where_it_leads(x64):
+    problem = groups()
+    lam, local = problem.init(jax.random.key(0))
+    lam = lam + 0.3
+    state, told = State(None, local, None), (lam, At(lam, jnp.eye(lam.size)))
+    reader = After(Settle(True), Profile(True, True))
+    executor = pdvi.Memory()
+    executor.open(problem, jax.random.key(0), None)
+    found = executor.look(state, reader, told)
+    by_shard = [
+        reader(
+            problem, told, *(jax.tree.map(lambda leaf, b=b: leaf[b], part) for part in (local, None, problem.shards))
+        )
+        for b in range(problem.n_shards)
+    ]
+    for name, value in found._asdict().items():
+        np.testing.assert_allclose(value, sum(getattr(one, name) for one in by_shard), rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(state.local["mean"], 0)
+    assert np.abs(found.decrement) < 1e-6
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2), (0, 4), (3, 4)])
+def test_two_rows_that_meet_are_found_among_many(pair):
+    i, j = pair
+
+    class Pair(Groups):
+        def loss(self, local, globals_, shard):
+            return super().loss(local, globals_, shard) + 0.1 * local["mean"][i] * local["log_sd"][j]
+
+    problem = groups(n_shards=3, size=5)
+    assert rows_are_independent(problem)
+    assert not rows_are_independent(pdvi.Problem(Pair(3), problem.shards))
 
 
 @pytest.mark.slow

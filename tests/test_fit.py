@@ -341,3 +341,12 @@ def test_a_run_is_continued_on_a_problem_of_its_size_only():
     other = pdvi.datasets.quadratic(n=10, condition=20)
     with pytest.raises(ValueError, match=r"the local variables of `start` must fit the problem: expected arrays"):
         pdvi.fit(other, SOLVER, start=fit(max_epochs=2))
+
+
+def test_the_progress_bar_is_there_while_the_model_is_compiled(capsys):
+    fit(progress=True)
+    shown = capsys.readouterr().err.split("\r")
+    assert shown[1].startswith("compiling")
+    assert any("objective" in line and "compiling" not in line for line in shown)
+    fit()
+    assert not capsys.readouterr().err

@@ -54,6 +54,21 @@ class Look(NamedTuple):
     shards: np.ndarray | None = None
 
 
+class After(eqx.Module):
+    """A reader: what another says of a shard after a visit of which nothing is kept; told both, one after the other.
+
+    An executor may make the visit and read in two programs, if it can take the visit back.
+    """
+
+    visitor: Visitor
+    reader: Reader
+
+    def __call__(self, problem: Problem, told: tuple[Any, Any], local: PyTree, own: PyTree, shard: PyTree) -> PyTree:
+        """Return it."""
+        local, own, _ = self.visitor(problem, told[0], local, own, shard)
+        return self.reader(problem, told[1], local, own, shard)
+
+
 class Visit(NamedTuple):
     """A request: change all shards; the answer is the new state."""
 

@@ -13,8 +13,8 @@ from pdvi._base import room
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, traced
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Reader, Solver, State, Visitor, add
-from pdvi.executors.steps import folded, run_steps, visited
+from pdvi.core.solver import After, Reader, Solver, State, Visitor, add
+from pdvi.executors.steps import compiled, folded, run_steps, visited
 from pdvi.shards.stacking import put, take
 
 STATES = 2  # of all shards that are held at once: as it was, and as it is after a step
@@ -60,6 +60,8 @@ class Memory(Executor):
 
     def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
+        if isinstance(reader, After):  # each half is compiled once, wherever else it is asked for
+            return self.look(self.visit(state, reader.visitor, told[0], shards)[0], reader.reader, told[1], shards)
         batch = None if shards is None else jnp.asarray(shards)
         return _added(_looked(self.problem, traced(reader), told, state.local, state.own, batch))
 
@@ -119,7 +121,7 @@ def _begun(problem: Problem, solver: Solver, server: Any, local: PyTree) -> PyTr
     return jax.vmap(lambda phi: solver.own(problem, server, phi), axis_size=problem.n_shards)(local)
 
 
-@eqx.filter_jit
+@compiled
 def _visited(
     problem: Problem, visitor: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None
 ) -> tuple[PyTree, PyTree, PyTree]:
@@ -129,7 +131,7 @@ def _visited(
     return phi, kept, add(messages)
 
 
-@eqx.filter_jit
+@compiled
 def _looked(problem: Problem, reader: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> PyTree:
     def one(phi: PyTree, shard: PyTree, kept: PyTree) -> PyTree:
         return reader(problem, told, phi, kept, shard)

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.compiled import quickly_compiled
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import traced
+from pdvi.core.model import LocalStep, offers
 from pdvi.core.problem import Problem, without_halo
 from pdvi.core.solver import Solver, State, add
 from pdvi.shards.stacking import put, take
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LITTLE = 1_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
 SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
+
+
+def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+    """Return a function of a problem compiled so that it is soon there, where that takes longer than to run it.
+
+    That is so where there is little data, and derivatives of a loss: closed forms are compiled soon in any way.
+    """
+    usual = eqx.filter_jit(function)
+    quick = cache(lambda: eqx.filter_jit(function, **quickly_compiled()))
+
+    @wraps(function)
+    def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if offers(problem.model, LocalStep):
+            return usual(problem, *args, **kwargs)
+        arrays = [leaf for leaf in jax.tree.leaves((problem, args, kwargs)) if eqx.is_array(leaf)]
+        inside = any(isinstance(leaf, jax.core.Tracer) for leaf in arrays)  # of another program, which has its own way
+        little = not inside and sum(leaf.size for leaf in arrays) <= LITTLE
+        return (quick() if little else usual)(problem, *args, **kwargs)
+
+    return call
 
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
@@ -37,7 +65,7 @@ def steps(problem: Problem, solver: Solver, state: State, batches: Array, count:
     return jax.lax.fori_loop(0, count, lambda i, s: step(problem, solver, s, batches[i]), state)
 
 
-_compiled_steps = eqx.filter_jit(steps)
+_compiled_steps = compiled(steps)
 
 
 def run_steps(problem: Problem, solver: Solver, state: State, batches: np.ndarray) -> State:

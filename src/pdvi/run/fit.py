@@ -101,7 +101,7 @@ def fit(
     log_every
         epochs between log points; steps in between run as one compiled scan.
     progress
-        show a progress bar; by default on a terminal only.
+        show a progress bar, which says so while the model is being compiled; by default on a terminal only.
     """
     keep = Keeper(checkpoint)
     callbacks = _functions(callbacks)
@@ -109,19 +109,21 @@ def fit(
         at_least(name, value)
     if max_seconds is not None:
         positive("max_seconds", max_seconds)
-    run = Run(
-        problem,
-        solver,
-        batch_size=batch_size,
-        seed=seed,
-        sampling=sampling,
-        start=start,
-        executor=executor,
-        log_every=log_every,
-    )
-    try:
-        last = last_step(max_epochs, max_steps, run.steps_per_epoch)
-        with tqdm(total=last, initial=run.step, unit="step", disable=not wanted(progress), leave=False) as bar:
+    # there before anything is compiled, which may take longer than all steps
+    with tqdm(desc="compiling", unit="step", disable=not wanted(progress), leave=False) as bar:
+        run = Run(
+            problem,
+            solver,
+            batch_size=batch_size,
+            seed=seed,
+            sampling=sampling,
+            start=start,
+            executor=executor,
+            log_every=log_every,
+        )
+        try:
+            bar.total = last = last_step(max_epochs, max_steps, run.steps_per_epoch)
+            bar.initial = bar.n = run.step
             try:
                 if not run.rows:
                     run.log()
@@ -131,6 +133,7 @@ def fit(
                     run.log()
                     run.guard()
                     keep.if_due(lambda: run.result(Status.RUNNING))
+                    bar.set_description_str("", refresh=False)
                     bar.update(run.step - bar.n)
                     bar.set_postfix_str(f"objective {run.rows[-1]['objective']:.6g}")
             except KeyboardInterrupt:
@@ -138,10 +141,10 @@ def fit(
                     raise  # nothing done, nothing to return
                 run.rewind()
                 status = Status.INTERRUPTED
-        run.conclude()
-        result = run.result(status)
-    finally:
-        run.executor.close()
+            run.conclude()
+            result = run.result(status)
+        finally:
+            run.executor.close()
     keep.now(result)
     return result
 

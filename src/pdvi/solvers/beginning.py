@@ -50,12 +50,12 @@ def near_optimum(
 ) -> Dialogue[Began]:
     """Return a point from which a Newton step is, in the mean over the globals, within a posterior standard deviation.
 
-    ``reader`` tells derivatives where locals follow (`Profile`). Nothing that shards keep is changed.
+    ``reader`` tells derivatives (`Profile`) after locals have followed (`Settle`). Nothing that shards keep is changed.
     """
     state = state._replace(own=None)
 
     def there(lam: Array, units: Array) -> Look:
-        return Look(state, reader, At(lam, units, jnp.asarray(True)), looked_at)
+        return Look(state, reader, (lam, At(lam, units)), looked_at)
 
     here = Began(lam, units, (yield there(lam, units)), 0)
     while here.steps < MOST_STEPS:

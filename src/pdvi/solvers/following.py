@@ -14,7 +14,7 @@ import numpy as np
 from pdvi._base.types import Array
 from pdvi.core.model import Conjugate, Constrained, Exact, GlobalStep, LocalStep, offers
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Left, Look, Solver, Stage, State, Tell, Visit
+from pdvi.core.solver import After, Dialogue, Left, Look, Solver, Stage, State, Tell, Visit
 from pdvi.solvers.beginning import Settle, near_optimum
 from pdvi.solvers.local_variables import recalled
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
@@ -116,9 +116,9 @@ class Following(Wrapper):
     def begin(self, problem: Problem, state: State, lam: Array, batch_size: int) -> Dialogue[FollowingServer]:
         """Return the server's state before the first step; where locals follow, the first turn finds point and D."""
         if self.profiled:
-            anything = jnp.eye(lam.size, dtype=lam.dtype) if self.full else jnp.ones_like(lam)
+            anything = jnp.asarray(np.eye(lam.size) if self.full else np.ones(lam.size), lam.dtype)
             looked_at = curvature_shards(problem)
-            told = yield self._look(state, At(lam, anything, jnp.asarray(False)), looked_at)
+            told = yield self._look(state, At(lam, anything), looked_at)
             diagonal = np.asarray(told.diagonal, float) / (problem.n_shards if looked_at is None else len(looked_at))
             inner = start(lam, self.solver.automatic(problem, diagonal, batch_size))
         else:
@@ -126,21 +126,24 @@ class Following(Wrapper):
         server = self._begun(problem, inner, batch_size)
         if not self.full:
             return server
-        sizes = jnp.diag(jnp.sqrt(inner.penalty))
+        sizes = jnp.asarray(np.diag(np.sqrt(inner.penalty)))
         if self.profiled:
             return server._replace(inner=with_penalty(inner, sizes @ sizes))
-        _, mean = yield from self._mean(problem, state, At(lam, jnp.sqrt(inner.penalty), jnp.asarray(False)))
+        _, mean = yield from self._mean(problem, state, At(lam, jnp.sqrt(inner.penalty)))
         return server._replace(inner=with_penalty(inner, self._first(mean, float(server.constant), sizes)))
 
     def _first(self, mean: np.ndarray, constant: float, units: Array) -> Array:
         """Return the first D: directions without curvature have next to none all the same."""
-        penalty, _ = changed(units**2 if units.ndim == 1 else units @ units.T, mean, constant, 1 / FIRST_FLOOR)
+        R = np.asarray(units)
+        penalty, _ = changed(jnp.asarray(R**2 if R.ndim == 1 else R @ R.T), mean, constant, 1 / FIRST_FLOOR)
         return penalty
 
     def _set_out(self, problem: Problem, state: State) -> Dialogue[State]:
         """Return the state near an optimum of some shards, with D and duals as they are there."""
+        state = state._replace(own=None)  # all of it will be new, and without it locals settle by one program
         server, looked_at = state.server, curvature_shards(problem)
-        reader = Profile(self.full, self.independent_rows)
+        settle = Settle(self.independent_rows)
+        reader = After(settle, Profile(self.full, self.independent_rows))
         units = root(server.inner.penalty)
         began = yield from near_optimum(problem, state, server.lam, units, reader, looked_at)
         count = problem.n_shards if looked_at is None else len(looked_at)
@@ -151,7 +154,7 @@ class Following(Wrapper):
             penalty = self._first(mean, float(server.constant), began.units)
             server = server._replace(inner=start(began.lam, self.solver.shaped(penalty)))
         state = state._replace(server=server._replace(due=jnp.asarray(1, server.due.dtype)))
-        state = yield Visit(state, Settle(self.independent_rows), state.lam)
+        state = yield Visit(state, settle, state.lam)
         return (yield from recalled(self, state))
 
     def _begun(self, problem: Problem, inner: Server, batch_size: int) -> FollowingServer:
@@ -195,7 +198,7 @@ class Following(Wrapper):
         if rest or epoch < int(server.due):
             return state
         D = server.inner.penalty
-        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D), jnp.asarray(False)))
+        loss, mean = yield from self._mean(problem, state, At(server.lam, root(D)))
         if not (np.isfinite(loss) and np.isfinite(mean).all()):
             return state  # the safeguard judges what led here
         server = self._judged(server, loss)
@@ -231,7 +234,7 @@ class Following(Wrapper):
     def left(self, problem: Problem, state: State) -> Dialogue[Left]:
         """Return what a Newton step on everything would gain, from the derivatives of all shards."""
         inner = state.server.inner
-        at = At(inner.lam, root(inner.penalty), jnp.asarray(False))
+        at = At(inner.lam, root(inner.penalty))
         if self.profiled:
             told = yield self._look(state, at)
             nats, noise = nats_left(at.root, told.reduced, told.profiled, told.decrement), told.rounding

@@ -72,6 +72,7 @@ def start(lam: Array, penalty: Array) -> Server:
     return Server(lam, lam, jnp.zeros_like(lam), penalty)
 
 
+@jax.jit
 def with_penalty(server: Server, penalty: Array) -> Server:
     """Return the same point and duals under another D: h is rebuilt from the mean dual, which is D h."""
     return with_mean_dual(server._replace(penalty=penalty), applied(server.penalty, server.h))

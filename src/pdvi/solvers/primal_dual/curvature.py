@@ -28,11 +28,10 @@ MOST = 10.0  # times smaller, at one change of D: a larger D is always safe
 
 
 class At(NamedTuple):
-    """Where to look, in which units, and whether local variables are to be at their best there first."""
+    """Where to look, and in which units."""
 
     lam: Array
     root: Array  # R of D = R R'
-    settling: Array
 
 
 class Curvature(eqx.Module):
@@ -78,8 +77,6 @@ class Profile(eqx.Module):
 
     def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> Told:
         """Return it."""
-        better = settled(problem, told.lam, local, shard, self.independent_rows)
-        local = jax.tree.map(lambda new, old: jnp.where(told.settling, new, old), better, local)
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
         S = curvature_in_units(told.root, found.profiled)
         return Told(

@@ -5,6 +5,7 @@ With any of them it is PD-VI with eta = 1 in the coordinates D^1/2 lam, so all t
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 
@@ -29,6 +30,7 @@ def squared(D: Array, x: Array) -> Array:
     return x @ applied(D, x)
 
 
+@jax.jit
 def root(D: Array) -> Array:
     """Return R with D = R R': what the functions below take."""
     if D.ndim == 1:

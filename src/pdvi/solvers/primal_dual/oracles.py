@@ -55,8 +55,9 @@ class Newton(eqx.Module):
 
         def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, x, limit, _ = carry
-            value, gradient = jax.value_and_grad(objective)(x)
-            hessian = jax.hessian(objective)(x)
+            # one linear map for all columns: derivatives are compiled once
+            (value, gradient), product = jax.linearize(jax.value_and_grad(objective), x)
+            hessian = jax.vmap(lambda along: product(along)[1], out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
             move = positive_inverse(hessian) @ gradient
             steepest = jnp.abs(gradient / units_of(hessian)).max()
             limit = jnp.where(count == 0, self.tol * steepest, limit)
@@ -125,7 +126,7 @@ class JointNewton(eqx.Module):
             noise = jnp.abs(at.value) + jnp.abs(added(lam))
             return Direction((at.local_step(move), move), at.value + added(lam), gain, noise)
 
-        def enough(point: tuple[Array, Array]) -> Array:
+        def enough(point: tuple[Array, Array], first: Array) -> Array:
             return self.tol * squared(penalty, point[1] - lam0)
 
         first = start.astype(lam0.dtype), lam0
@@ -151,9 +152,11 @@ class RowNewton(eqx.Module):
             at = arrow(loss, point[0], nothing)
             return Direction((at.local_step(nothing),), at.value, at.local_decrement, jnp.abs(at.value))
 
-        first: tuple[Array] = (start,)
-        limit = self.tol * direction(first).gain
-        return back(descended(lambda point: loss(point[0]), direction, lambda point: limit, first, self.steps)[0])
+        def enough(point: tuple[Array], first: Array) -> Array:
+            return self.tol * first
+
+        only: tuple[Array] = (start,)
+        return back(descended(lambda point: loss(point[0]), direction, enough, only, self.steps)[0])
 
 
 class Direction(NamedTuple):
@@ -166,12 +169,17 @@ class Direction(NamedTuple):
 
 
 def descended(value: Any, direction: Any, enough: Any, start: Any, steps: int, halvings: int = 40) -> Any:
-    """Return the point after steps that are capped, halved until the value falls, and ended when they gain enough."""
+    """Return the point after steps that are capped, halved until the value falls, and ended when they gain too little.
+
+    ``enough(point, first)`` is the least gain to go on for, ``first`` the gain of the first step: known in the loop
+    only, since what is differentiated outside of it as well is compiled twice.
+    """
     eps = jnp.finfo(start[0].dtype).eps
 
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        count, point, _ = carry
+        count, point, first, _ = carry
         go: Direction = direction(point)
+        first = jnp.where(count == 0, go.gain, first)
         relative = [jnp.max(jnp.abs(m) / (1 + jnp.abs(x)), initial=0.0) for m, x in zip(go.move, point)]
         length = jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.stack(relative).max(), LONGEST))
         rounding = 8 * eps * go.size
@@ -189,12 +197,12 @@ def descended(value: Any, direction: Any, enough: Any, start: Any, steps: int, h
         _, moved, candidate = jax.lax.while_loop(too_long, halve, (-1, point, jnp.full_like(go.value, jnp.inf)))
         accepted = candidate <= go.value + rounding
         new = tuple(jnp.where(accepted, after, before) for after, before in zip(moved, point))
-        return count + 1, new, accepted & (go.gain > enough(new)) & (go.gain > rounding)
+        return count + 1, new, first, accepted & (go.gain > enough(new, first)) & (go.gain > rounding)
 
     def unfinished(carry: tuple[Any, ...]) -> Array:
-        return (carry[0] < steps) & carry[2]
+        return (carry[0] < steps) & carry[3]
 
-    return jax.lax.while_loop(unfinished, step, (0, start, jnp.asarray(True)))[1]
+    return jax.lax.while_loop(unfinished, step, (0, start, jnp.zeros((), start[0].dtype), jnp.asarray(True)))[1]
 
 
 class LBFGS(eqx.Module):

@@ -1,0 +1,64 @@
+"""Programs that are compiled the quicker way: which ones, to which numbers, and where XLA does not know it."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import pdvi
+from pdvi._base.compiled import quickly_compiled
+from pdvi.executors import steps
+from pdvi.mixtures import RECIPE, damping_of_patches, safe_damping
+from pdvi.models.smooth import Quartic
+from pdvi.shards.partition import consecutive, layout
+
+
+def loss_of_first(problem, lam):
+    local = problem.init(jax.random.key(0))[1]
+    return problem.loss(problem.read(local, 0), lam, jax.tree.map(lambda leaf: leaf[0], problem.shards))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr(steps, "quickly_compiled", lambda: calls.append(1) or quickly_compiled())
+    return calls
+
+
+def quartic():
+    rng = np.random.default_rng(0)
+    return pdvi.Problem(Quartic(3), {"a": rng.normal(size=(5, 3)), "b": rng.normal(size=(5, 3))})
+
+
+def test_derivatives_over_little_data_are_compiled_the_quicker_way_to_the_same_number(x64, asked):
+    problem, lam = quartic(), np.arange(3.0)
+    np.testing.assert_allclose(steps.compiled(loss_of_first)(problem, lam), loss_of_first(problem, lam), rtol=1e-12)
+    assert asked
+
+
+def test_much_data_closed_forms_and_inner_programs_are_not(monkeypatch, asked):
+    small, lam = quartic(), np.arange(3.0, dtype=np.float32)
+    jax.jit(lambda lam: steps.compiled(loss_of_first)(small, lam))(lam)
+    closed = pdvi.datasets.quadratic(n=10)
+    steps.compiled(loss_of_first)(closed, closed.init_global(jax.random.key(0)))
+    monkeypatch.setattr(steps, "LITTLE", 1)
+    steps.compiled(loss_of_first)(small, lam)
+    assert not asked
+
+
+def test_where_xla_does_not_know_it_all_is_compiled_as_usual(monkeypatch):
+    def refused(*args, **kwargs):
+        raise RuntimeError("No such compile option")
+
+    monkeypatch.setattr(jax, "jit", refused)
+    assert quickly_compiled.__wrapped__() == {}
+
+
+def test_the_patch_with_the_heaviest_rows_decides_the_damping():
+    chain = sp.diags_array([np.ones(799), np.ones(799)], offsets=[-1, 1], shape=(800, 800)).tolil()
+    chain[500, 501] = chain[501, 500] = 9.0
+    graph, where = sp.csr_array(chain), layout(consecutive(800, 8))
+    one = replace(RECIPE, damping_rows=10, damping_patches=1)
+    assert damping_of_patches(graph, where, recipe=one) >= safe_damping(graph, spare=1.0)
