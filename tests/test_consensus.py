@@ -1,5 +1,8 @@
 """What views agree on: labels matched one to one, the medoid, certainty as the share of views; and slides annotated."""
 
+import subprocess
+import sys
+
 import anndata as ad
 import matplotlib.pyplot as plt
 import numpy as np
@@ -168,3 +171,39 @@ def test_what_runs_side_by_side_is_done_once_and_comes_back_in_order(groups):
 def test_an_error_in_one_thread_is_raised():
     with pytest.raises(ZeroDivisionError):
         _side_by_side([[0, 1], [2]], lambda i: 1 / (i - 1))
+
+
+LOOKED_UP = """
+import threading
+import numpy as np
+import threadpoolctl
+from pdvi.mixtures.views import _side_by_side
+
+looked_up = []
+before = threadpoolctl.ThreadpoolController.__init__
+
+def recorded(self, *args):
+    looked_up.append(threading.current_thread() is threading.main_thread())
+    before(self, *args)
+
+threadpoolctl.ThreadpoolController.__init__ = recorded
+
+def work(i):
+    from sklearn.cluster import KMeans
+    return KMeans(3, n_init=2, random_state=i).fit(np.random.default_rng(i).normal(size=(500, 4))).inertia_
+
+def threads_of_blas():
+    return sorted(library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas")
+
+_side_by_side([[0], [1]], work)
+told = threads_of_blas()
+_side_by_side([[0, 1, 2, 3], [4, 5, 6, 7]], work)
+assert threads_of_blas() == told, (told, threads_of_blas())
+assert looked_up and all(looked_up), looked_up
+"""
+
+
+def test_only_the_first_thread_looks_for_libraries():
+    """Another, while one imports a library, waits for ever: each holds the lock that the other asks for."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", LOOKED_UP], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

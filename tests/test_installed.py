@@ -11,7 +11,8 @@ import pdvi
 
 
 def run(*arguments):
-    done = subprocess.run([sys.executable, "-m", "pdvi", *map(str, arguments)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "pdvi", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)  # a process that waits for ever fails
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from pdvi._base.telling import tell
 from pdvi.core.result import Result
@@ -204,15 +205,31 @@ def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[A
             compiled = (rest for rest, group in zip(left, groups) if rest and group[0] in found)
             return next((rest.pop() for rest in compiled), None)
 
+    controller = _threads_of_libraries()
+
     def of_group(own: int) -> None:
-        with threadpool_limits(1, "openmp"):  # of this thread's k-means: the other threads have the other cores
+        with controller.limit(limits=1, user_api="openmp"):  # of this thread's k-means: others have the other cores
             while (i := next_of(own)) is not None:
                 found[i] = work(i)
 
-    with ThreadPoolExecutor(len(groups)) as threads:
+    # BLAS has one number for all threads: k-means in two of them would restore it in the wrong order
+    with controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(len(groups)) as threads:
         for thread in [threads.submit(copy_context().run, of_group, own) for own in range(len(groups))]:
             thread.result()
     return [found[i] for i in sorted(found)]
+
+
+@cache
+def _threads_of_libraries() -> ThreadpoolController:
+    """Look up which libraries have threads, here and in scikit-learn, before there is a second thread that works.
+
+    The look-up holds the dynamic linker's lock and asks for Python's. A thread that imports a library meanwhile holds
+    Python's and asks for the linker's: both would wait for ever.
+    """
+    from sklearn.cluster import KMeans
+
+    KMeans(1, n_init=1).fit(np.zeros((2, 1)))
+    return ThreadpoolController()
 
 
 def _tell(views: tuple[View, ...], i: int, how: str = "") -> None:
