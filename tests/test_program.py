@@ -16,7 +16,7 @@ from pdvi.mixtures.recipe import RECIPE
 from pdvi.mixtures.start import empirical_bayes, whitened, whitening_of
 from pdvi.mixtures.task import Rows, Task
 from pdvi.mixtures.tries import Tries
-from pdvi.shards.buckets import bucket, degree_bucket
+from pdvi.shards.buckets import AT_ONCE, bucket, columns_at_once, degree_bucket
 from pdvi.shards.partition import along_space, layout, median_cuts
 
 
@@ -91,6 +91,15 @@ def test_buckets_hold_their_sizes_and_waste_little():
     assert len(set(found[2047:4096])) == 9  # eight a doubling
     assert [degree_bucket(degree) for degree in (0, 1, 4, 5, 8)] == [8, 8, 8, 8, 8]
     assert degree_bucket(9) == 16
+
+
+@pytest.mark.parametrize("columns", range(2, 50, 2))
+def test_columns_of_a_table_are_worked_on_in_a_loop(columns):
+    size = columns_at_once(columns)
+    assert columns % size == 0
+    assert 2 <= columns // size or columns == 2
+    assert size <= AT_ONCE
+    assert columns_at_once(2 * AT_ONCE) == AT_ONCE
 
 
 def slide(n_spots):

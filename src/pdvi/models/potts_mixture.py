@@ -15,6 +15,7 @@ from jax.scipy.special import xlogy
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import registered
 from pdvi.models.gaussian_mixture import GaussianMixtureModel
+from pdvi.shards.buckets import columns_at_once
 
 
 @registered
@@ -80,4 +81,5 @@ def neighbour_sum(local: Array, shard: Shard, start: Array | None = None) -> Arr
         index, weight = column
         return total + weight[:, None] * jnp.take(local, index, axis=0, mode="clip"), None
 
-    return jax.lax.scan(add, start, (shard["table"], shard["weight"]), unroll=8)[0]
+    unroll = columns_at_once(len(shard["table"]))
+    return jax.lax.scan(add, start, (shard["table"], shard["weight"]), unroll=unroll)[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 FINEST = 3  # bits after the leading one that a size may have: eight buckets per doubling, at most an eighth of padding
-DEGREE = 8  # columns of a neighbour table come in such steps: as many are worked on at once
+DEGREE = 8  # columns of a neighbour table come in such steps
+AT_ONCE = 12  # of them that are worked on at once, at most
 
 
 def bucket(size: int) -> int:
@@ -15,3 +16,12 @@ def bucket(size: int) -> int:
 def degree_bucket(degree: int) -> int:
     """Return the number of columns for tables whose rows have at most so many neighbours."""
     return -(-max(degree, 1) // DEGREE) * DEGREE
+
+
+def columns_at_once(columns: int) -> int:
+    """Return how many columns of a table the body of a loop over them should have.
+
+    The more the better, as long as there is a loop: without one XLA makes one kernel of all gathers, which took two to
+    three times as long with 6 to 24 columns.
+    """
+    return max(size for size in range(1, AT_ONCE + 1) if columns % size == 0 and (size == 1 or columns > size))

@@ -26,11 +26,12 @@ class NeighbourTable(NamedTuple):
 def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -> Iterator[NeighbourTable]:
     """Yield the padded neighbour table of every shard, one after the other; the graph may lie on disk.
 
-    Without ``halo`` edges between shards are dropped. All tables have the degree of the row with most neighbours.
+    Without ``halo`` edges between shards are dropped. All tables have columns for the row with most neighbours.
     """
     slots, n_slots = where.slots, where.rows.shape[1]
-    degree = max(1, _most_neighbours(graph, slots // n_slots, halo))
-    degree = degree_bucket(degree) if where.bucketed else degree
+    degree = _most_neighbours(graph, slots // n_slots, halo)
+    # an even number: half of them can be worked on at once
+    degree = degree_bucket(degree) if where.bucketed else max(2, degree + degree % 2)
     for b, rows in enumerate(where.rows):
         taken = np.flatnonzero(rows >= 0)
         edges = sp.csr_array(graph[rows[taken]])
