@@ -193,7 +193,8 @@ def work(i):
     return KMeans(3, n_init=2, random_state=i).fit(np.random.default_rng(i).normal(size=(500, 4))).inertia_
 
 def threads_of_blas():
-    return sorted(library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas")
+    found = threadpoolctl.threadpool_info()
+    return sorted(library["num_threads"] for library in found if library["user_api"] == "blas")
 
 _side_by_side([[0], [1]], work)
 told = threads_of_blas()

@@ -8,7 +8,7 @@ import pytest
 
 import pdvi
 from pdvi.shards.stacking import take
-from pdvi.solvers.primal_dual.oracles import default_oracle
+from pdvi.solvers.primal_dual.oracles import Direction, default_oracle, descended, with_noise
 from test_algorithm import quadratic, stripped
 
 
@@ -143,3 +143,37 @@ def test_closed_forms_are_used_where_they_exist(x64):
 def test_bad_sweeps_are_named(sweeps):
     with pytest.raises(ValueError, match=f"`sweeps` must be a whole number of at least 1, got {sweeps!r}"):
         pdvi.CoordinateDescent(sweeps=sweeps)
+
+
+def test_digits_that_cancel_are_seen():
+    """In single precision, log gamma of e^25 is known to thousands; the value itself, a difference, does not tell."""
+
+    def divergence(x):
+        a = jnp.exp(x)
+        expected = jax.scipy.special.digamma(a) - jax.scipy.special.digamma(a.sum())
+        return jax.scipy.special.gammaln(a.sum()) - jax.scipy.special.gammaln(a).sum() + ((a - 0.5) * expected).sum()
+
+    value, noise = with_noise(divergence, jnp.asarray([0.5, 1.0, 0.0]))
+    assert value == pytest.approx(float(divergence(jnp.asarray([0.5, 1.0, 0.0]))))
+    assert noise < 1e-4
+    assert with_noise(divergence, jnp.asarray([0.5, 25.0, 24.0]))[1] > 1_000
+
+
+@pytest.mark.parametrize("beyond", [lambda x: -1e4, lambda x: jnp.sin(1e7 * x)])
+def test_no_step_goes_to_where_the_value_is_noise(beyond):
+    """It falls slowly for ever; beyond 5 there is a cliff that no slope knows of, or noise larger than what is left."""
+
+    def smooth(x):
+        return jnp.exp(-x)
+
+    def value(point):
+        (x,) = point
+        return smooth(x) + jnp.where(x > 5, beyond(x), 0.0)
+
+    def direction(point):
+        (x,) = point
+        slope, bend = jax.grad(smooth)(x), jax.grad(jax.grad(smooth))(x)
+        return Direction((jnp.asarray(-3 * slope / bend),), smooth(x), 3 * slope**2 / bend, jnp.abs(smooth(x)))
+
+    found = descended(value, direction, lambda point, first: 0.0, (jnp.asarray(1.0),), 30)[0]
+    assert 1.0 < found <= 5.0

@@ -17,11 +17,10 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Dialogue, Look, State
 from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Told, settled
-from pdvi.solvers.primal_dual.oracles import LONGEST
+from pdvi.solvers.primal_dual.oracles import LONGEST, as_promised
 
 MOST_STEPS = 60
 SHORTER, MOST_CUTS = 0.25, 10  # a step that does not lower the loss is so much shorter, at most so often
-DECREASE = 1e-4, 4.0  # of what the slope promises, that a step must bring, and may: far more is rounding noise
 
 
 class Settle(eqx.Module):
@@ -68,7 +67,7 @@ def near_optimum(
         for _ in range(MOST_CUTS):
             lam = here.lam + jnp.asarray(length * move, here.lam.dtype)
             told = yield there(lam, units)
-            if _as_promised(here.told, told, length * gain):
+            if _lower(here.told, told, length * gain):
                 break
             length *= SHORTER
         else:
@@ -77,12 +76,16 @@ def near_optimum(
     return here
 
 
-def _as_promised(before: Told, after: Told, promised: float) -> bool:
-    """Return whether the loss fell as its slope had promised, and derivatives are numbers."""
-    least, most = DECREASE
-    brought, rounding = float(before.loss) - float(after.loss), float(before.rounding)
-    usual = least * promised - rounding <= brought <= most * promised + rounding
-    return bool(usual and np.isfinite(after.profiled).all() and np.isfinite(after.following).all())
+def _lower(before: Told, after: Told, promised: float) -> bool:
+    """Return whether the loss fell as its slope had promised, not hidden by noise, and derivatives are numbers."""
+    rounding = float(before.rounding)
+    fell = as_promised(float(before.loss) - float(after.loss), promised, rounding)
+    return bool(
+        fell
+        and float(after.noise) <= promised + rounding
+        and np.isfinite(after.profiled).all()
+        and np.isfinite(after.following).all()
+    )
 
 
 def _longest(lam: Array) -> np.ndarray:

@@ -19,7 +19,7 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.solvers.primal_dual.arrow import Arrow, arrow, as_rows
 from pdvi.solvers.primal_dual.metric import curvature_in_units, root
-from pdvi.solvers.primal_dual.oracles import CoordinateDescent
+from pdvi.solvers.primal_dual.oracles import CoordinateDescent, with_noise
 from pdvi.solvers.primal_dual.penalty import curvature_reader
 
 SMALLEST = 1e-12  # of the mean: what keeps D positive and breaks no units
@@ -67,6 +67,7 @@ class Told(NamedTuple):
     reduced: Array  # (P,): the gradient after a step of the locals
     decrement: Array  # twice what a step of the locals gains
     rounding: Array  # of the loss
+    noise: Array  # that it shows
 
 
 class Profile(eqx.Module):
@@ -79,6 +80,7 @@ class Profile(eqx.Module):
         """Return it."""
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
         S = curvature_in_units(told.root, found.profiled)
+        _, noise = with_noise(lambda point: problem.loss(*point, shard), (local, told.lam))
         return Told(
             loss=found.value,
             diagonal=jnp.abs(jnp.diagonal(found.own)),
@@ -87,6 +89,7 @@ class Profile(eqx.Module):
             reduced=found.reduced,
             decrement=found.local_decrement,
             rounding=rounding_of(found.value),
+            noise=noise,
         )
 
 

@@ -34,6 +34,8 @@ from pdvi.solvers.primal_dual.metric import (
 Objective = Callable[[Array], Array]
 
 LONGEST = 2.0  # times 1 + |x|: a step's length in any coordinate
+DIGITS = 0, 2, -3, 5, -7  # by how many of the smallest steps coordinates are moved to see rounding errors
+DECREASE = 1e-4, 4.0  # of what the slope promises, that a step must bring, and may: far more is rounding noise
 NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searched quasi-Newton run
 
 
@@ -63,10 +65,12 @@ class Newton(eqx.Module):
             limit = jnp.where(count == 0, self.tol * steepest, limit)
             slope, rounding = gradient @ move, 4 * eps * jnp.abs(value)
 
-            def too_long(search: tuple[Any, ...]) -> Array:
+            def fits(search: tuple[Any, ...]) -> Array:
                 halving, _, candidate = search
-                wanted = value - 1e-4 * 0.5**halving * slope + rounding
-                return ~(candidate <= wanted) & (halving < self.halvings)
+                return as_promised(value - candidate, 0.5**halving * slope, rounding)
+
+            def too_long(search: tuple[Any, ...]) -> Array:
+                return ~fits(search) & (search[0] < self.halvings)
 
             def halve(search: tuple[Any, ...]) -> tuple[Any, ...]:
                 halving = search[0] + 1
@@ -74,8 +78,8 @@ class Newton(eqx.Module):
                 return halving, moved, objective(moved)
 
             nothing_tried = (-1, x, jnp.full_like(value, jnp.inf))
-            _, moved, candidate = jax.lax.while_loop(too_long, halve, nothing_tried)
-            accepted = candidate <= value + rounding
+            tried = jax.lax.while_loop(too_long, halve, nothing_tried)
+            accepted, moved = fits(tried), tried[1]
             more = accepted & (slope > rounding) & (steepest > limit)
             return count + 1, jnp.where(accepted, moved, x), limit, more
 
@@ -159,6 +163,25 @@ class RowNewton(eqx.Module):
         return back(descended(lambda point: loss(point[0]), direction, enough, only, self.steps)[0])
 
 
+def as_promised(brought: Any, promised: Any, rounding: Any) -> Any:
+    """Return whether a value fell as its slope had promised: not too little nor, out of rounding noise, too much."""
+    least, most = DECREASE
+    return (brought >= least * promised - rounding) & (brought <= most * promised + rounding)
+
+
+def with_noise(value: Callable[[Any], Array], point: Any) -> tuple[Array, Array]:
+    """Return the value at a point, and by how much it changes with the last digits of the coordinates.
+
+    That is the rounding error of terms that cancel each other, of which the value itself knows nothing: a loss with
+    log gamma functions of e^25 has one of thousands.
+    """
+    nearby = jax.tree.map(
+        lambda x: x * (1 + jnp.finfo(x.dtype).eps * jnp.asarray(DIGITS, x.dtype).reshape(-1, *[1] * x.ndim)), point
+    )
+    values = jax.vmap(value)(nearby)
+    return values[0], jnp.abs(values - values[0]).max()
+
+
 class Direction(NamedTuple):
     """A step, and what is known where it begins."""
 
@@ -184,19 +207,23 @@ def descended(value: Any, direction: Any, enough: Any, start: Any, steps: int, h
         length = jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.stack(relative).max(), LONGEST))
         rounding = 8 * eps * go.size
 
+        def fits(search: tuple[Any, ...]) -> Array:
+            halving, _, candidate, noise = search
+            promised = length * 0.5**halving * go.gain
+            return as_promised(go.value - candidate, promised, rounding) & (noise <= promised + rounding)
+
         def too_long(search: tuple[Any, ...]) -> Array:
-            halving, _, candidate = search
-            wanted = go.value - 1e-4 * length * 0.5**halving * go.gain + rounding
-            return ~(candidate <= wanted) & (halving < halvings)
+            return ~fits(search) & (search[0] < halvings)
 
         def halve(search: tuple[Any, ...]) -> tuple[Any, ...]:
             halving = search[0] + 1
             moved = tuple(x + length * 0.5**halving * m for x, m in zip(point, go.move))
-            return halving, moved, value(moved)
+            return halving, moved, *with_noise(value, moved)
 
-        _, moved, candidate = jax.lax.while_loop(too_long, halve, (-1, point, jnp.full_like(go.value, jnp.inf)))
-        accepted = candidate <= go.value + rounding
-        new = tuple(jnp.where(accepted, after, before) for after, before in zip(moved, point))
+        infinite = jnp.full_like(go.value, jnp.inf)
+        tried = jax.lax.while_loop(too_long, halve, (-1, point, infinite, infinite))
+        accepted = fits(tried)
+        new = tuple(jnp.where(accepted, after, before) for after, before in zip(tried[1], point))
         return count + 1, new, first, accepted & (go.gain > enough(new, first)) & (go.gain > rounding)
 
     def unfinished(carry: tuple[Any, ...]) -> Array:
