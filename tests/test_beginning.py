@@ -78,6 +78,27 @@ def test_negative_curvature_still_leads_down(x64):
     assert np.isnan(newton_step(jnp.ones(2), np.array([1.0, np.nan]), np.eye(2))[1])
 
 
+def test_a_step_is_nowhere_longer_than_it_may_be(x64):
+    """It gains more than the whole of it made shorter would, in any units."""
+    turned = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
+    H, slope = turned @ np.diag([1e-8, 1.0, 2.0]) @ turned.T, turned @ np.array([1e-3, 0.3, 0.2])
+    plain, _ = newton_step(jnp.ones(3), slope, H)
+    assert np.abs(plain).max() > 1e4
+    np.testing.assert_allclose(newton_step(jnp.ones(3), slope, H, 1e9)[0], plain)
+
+    def gained(move):
+        return -slope @ move - 0.5 * move @ H @ move
+
+    shorter = plain * 4.0 / np.abs(plain).max()
+    for units in (np.ones(3), np.array([1e-3, 1.0, 1e4])):
+        longest = 4.0 / units
+        move, gain = newton_step(jnp.asarray(units), slope * units, H, longest)
+        assert np.abs(move / longest).max() == pytest.approx(1.0, rel=1e-2)
+        assert (np.abs(move) <= longest).all()
+        assert gain == pytest.approx(-(slope * units) @ move)
+        assert gained(move * units) > 5 * gained(shorter)
+
+
 def told(loss, curvature=1.0, noise=0.0):
     square = np.full((2, 2), curvature)
     return Told(loss, np.ones(2), square, square, np.ones(2), 0.0, 0.0, noise)

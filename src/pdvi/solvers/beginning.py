@@ -20,6 +20,7 @@ from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Told, settled
 from pdvi.solvers.primal_dual.oracles import LONGEST, as_promised
 
 MOST_STEPS = 60
+HALVINGS = 20  # of the interval in which the curvature is looked for that makes a step short enough
 SHORTER, MOST_CUTS = 0.25, 10  # a step that does not lower the loss is so much shorter, at most so often
 
 
@@ -95,22 +96,35 @@ def _longest(lam: Array) -> np.ndarray:
 def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf) -> tuple[np.ndarray, float]:
     """Return the step, and minus the slope along it; ``curvature`` is in the units R, a diagonal, and made positive.
 
-    Where a coordinate is so flat that its step would be longer than ``longest``, it is given more curvature: a tail (of
-    a log standard deviation, say) would hold all others back, since a step is shortened as a whole.
+    Where it would be longer than ``longest`` in some coordinate, all directions are given more curvature, as much in
+    each when the diagonal is 1 (Levenberg's step): flat ones, which are the long ones, become shorter by that, and the
+    others stay nearly what they are.
     """
     units, slope, curvature = (np.asarray(part, float) for part in (R, slope, curvature))
     if not (np.isfinite(curvature).all() and np.isfinite(slope).all()):
         return np.zeros_like(slope), np.nan
     own = np.diagonal(units) if units.ndim == 2 else units  # units are diagonal here
-    least = np.abs(slope) / longest / own**2
-    curvature = curvature + np.diag(np.maximum(0, least - np.abs(np.diagonal(curvature))))
     size = _sizes(np.abs(np.diagonal(curvature)))
-    inside = slope / own / size
     values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T) / (size[:, None] * size))
-    least = SMALLEST * np.abs(values).max(initial=0) + np.finfo(float).tiny
-    step = -vectors @ ((vectors.T @ inside) / np.maximum(np.abs(values), least))
-    gain, step = float(-inside @ step), step / size
-    return step / own, gain
+    values = np.maximum(np.abs(values), SMALLEST * np.abs(values).max(initial=0) + np.finfo(float).tiny)
+    along = vectors.T @ (slope / own / size)
+
+    def damped(more: float) -> np.ndarray:
+        return -vectors @ (along / (values + more)) / size / own
+
+    def too_long(more: float) -> bool:
+        return bool((np.abs(damped(more)) > longest).any())
+
+    more = 0.0
+    if too_long(more):
+        low, high = np.log(values.min()), np.log(values.max())
+        while too_long(np.exp(high)):
+            high += 2.0
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if too_long(np.exp(middle)) else (low, middle)
+        more = np.exp(high)
+    return damped(more), float(along @ (along / (values + more)))
 
 
 def _sizes(diagonal: np.ndarray) -> np.ndarray:
