@@ -80,7 +80,7 @@ class Profile(eqx.Module):
         """Return it."""
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
         S = curvature_in_units(told.root, found.profiled)
-        _, noise = with_noise(lambda point: problem.loss(*point, shard), (local, told.lam))
+        _, noise = with_noise(lambda point: problem.loss(point[0], point[1], shard), (local, told.lam))
         return Told(
             loss=found.value,
             diagonal=jnp.abs(jnp.diagonal(found.own)),
