@@ -59,8 +59,8 @@ def near_optimum(
 
     here = Began(lam, units, (yield there(lam, units)), 0)
     while here.steps < MOST_STEPS:
-        move, gain = newton_step(here.units, here.told.reduced, here.told.profiled, _longest(here.lam))
-        if not gain > max(lam.size, float(here.told.rounding)):  # or it is not a number
+        move, gain, whole = newton_step(here.units, here.told.reduced, here.told.profiled, _longest(here.lam))
+        if not whole > max(lam.size, float(here.told.rounding)):  # or it is not a number
             break
         sizes = _sizes(np.asarray(here.told.diagonal, float))
         units = jnp.asarray(np.diag(sizes) if units.ndim == 2 else sizes, lam.dtype)
@@ -93,16 +93,24 @@ def _longest(lam: Array) -> np.ndarray:
     return LONGEST * (1 + np.abs(np.asarray(lam, float)))
 
 
-def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf) -> tuple[np.ndarray, float]:
-    """Return the step, and minus the slope along it; ``curvature`` is in the units R, a diagonal, and made positive.
+class Step(NamedTuple):
+    """A step of the globals, minus the slope along it, and the same for the whole Newton step."""
+
+    move: np.ndarray
+    gain: float
+    whole: float
+
+
+def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf) -> Step:
+    """Return Newton's step; ``curvature`` is in the units R, a diagonal, and made positive.
 
     Where it would be longer than ``longest`` in some coordinate, all directions are given more curvature, as much in
-    each when the diagonal is 1 (Levenberg's step): flat ones, which are the long ones, become shorter by that, and the
-    others stay nearly what they are.
+    each when the diagonal is 1 (Levenberg's step): flat ones, which are the long ones, become shorter by that, while a
+    step that was shortened as a whole would hold all others back.
     """
     units, slope, curvature = (np.asarray(part, float) for part in (R, slope, curvature))
     if not (np.isfinite(curvature).all() and np.isfinite(slope).all()):
-        return np.zeros_like(slope), np.nan
+        return Step(np.zeros_like(slope), np.nan, np.nan)
     own = np.diagonal(units) if units.ndim == 2 else units  # units are diagonal here
     size = _sizes(np.abs(np.diagonal(curvature)))
     values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T) / (size[:, None] * size))
@@ -110,7 +118,7 @@ def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | floa
     along = vectors.T @ (slope / own / size)
 
     def damped(more: float) -> np.ndarray:
-        return -vectors @ (along / (values + more)) / size / own
+        return np.asarray(-vectors @ (along / (values + more)) / size / own)
 
     def too_long(more: float) -> bool:
         return bool((np.abs(damped(more)) > longest).any())
@@ -123,8 +131,9 @@ def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | floa
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if too_long(np.exp(middle)) else (low, middle)
-        more = np.exp(high)
-    return damped(more), float(along @ (along / (values + more)))
+        more = float(np.exp(high))
+    gain, whole = (float(along @ (along / (values + extra))) for extra in (more, 0.0))
+    return Step(damped(more), gain, whole)
 
 
 def _sizes(diagonal: np.ndarray) -> np.ndarray:
