@@ -20,6 +20,7 @@ from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Told, settled
 from pdvi.solvers.primal_dual.oracles import LONGEST, as_promised
 
 MOST_STEPS = 60
+MOST_SHORT = 8  # in a row that gain little since a coordinate is far from home: each may take it three times as far
 HALVINGS = 20  # of the interval in which the curvature is looked for that makes a step short enough
 SHORTER, MOST_CUTS = 0.25, 10  # a step that does not lower the loss is so much shorter, at most so often
 
@@ -57,10 +58,12 @@ def near_optimum(
     def there(lam: Array, units: Array) -> Look:
         return Look(state, reader, (lam, At(lam, units)), looked_at)
 
-    here = Began(lam, units, (yield there(lam, units)), 0)
+    here, short = Began(lam, units, (yield there(lam, units)), 0), 0
     while here.steps < MOST_STEPS:
         move, gain, whole = newton_step(here.units, here.told.reduced, here.told.profiled, _longest(here.lam))
-        if not whole > max(lam.size, float(here.told.rounding)):  # or it is not a number
+        enough = max(lam.size, float(here.told.rounding))
+        short = 0 if gain > enough else short + 1
+        if not whole > enough or short > MOST_SHORT:  # or it is not a number
             break
         sizes = _sizes(np.asarray(here.told.diagonal, float))
         units = jnp.asarray(np.diag(sizes) if units.ndim == 2 else sizes, lam.dtype)
