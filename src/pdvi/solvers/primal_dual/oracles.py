@@ -34,10 +34,7 @@ from pdvi.solvers.primal_dual.metric import (
 Objective = Callable[[Array], Array]
 
 LONGEST = 2.0  # times 1 + |x|: a step's length in any coordinate
-DIGITS = (
-    0,
-    3,
-)  # by how many of the smallest steps coordinates are moved to see rounding errors; twice the time of a value
+DIGITS = 0, 3  # smallest steps by which coordinates are moved to see rounding errors: twice the time of a value
 DECREASE = 1e-4, 4.0  # of what the slope promises, that a step must bring, and may: far more is rounding noise
 NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searched quasi-Newton run
 
