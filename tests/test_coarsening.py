@@ -10,7 +10,7 @@ from pdvi import graphs, metrics
 from pdvi.mixtures import Recipe, pipeline
 from pdvi.mixtures.coarse import coarsened
 
-SMALL = Recipe(group_above=900)  # for which the tissue below is large
+SMALL = Recipe(group_above=900, group_size=4)  # for which the tissue below is large
 
 
 @pytest.fixture(scope="module")

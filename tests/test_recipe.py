@@ -45,6 +45,14 @@ def test_numbers_that_follow_the_number_of_rows(n_rows, starts, patches, shards)
     assert (RECIPE.starts(n_rows), RECIPE.patches(n_rows), RECIPE.shards(n_rows)) == (starts, patches, shards)
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "views"),
+    [(3_000, 40), (15_000, 8), (80_000, 1), (80_001, 3), (154_000, 3), (400_000, 2), (10_000_000, 1)],
+)
+def test_a_tissue_that_is_seen_in_groups_has_a_few_views(n_rows, views):
+    assert Recipe().views(n_rows) == views
+
+
 def test_params_are_flat_numbers():
     assert list(RECIPE.as_params()) == FIELDS
     assert all(type(value) in (int, float) for value in RECIPE.as_params().values())

@@ -1,5 +1,7 @@
 """Refinement spot by spot: sharper where a domain is one cloud, kept away where it has several cell types."""
 
+import dataclasses
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -57,6 +59,16 @@ def test_domains_of_several_cell_types_are_left_whole():
     assert kurtosis(X, found[0]) > 1 + RECIPE.kurtosis_slack
     graph = adata.obsp["potts_weights"]
     assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - RECIPE.surprise_slack
+
+
+def test_some_rows_tell_how_much_more_surprising_other_labels_are():
+    data = pdvi.datasets.tissue_features(4_000, n_features=5, n_domains=4, patchiness=6, seed=0)
+    graph, labels = pdvi.graphs.nearest(data.coordinates, 12), np.eye(4)[data.labels]
+    blurred = graph @ labels / np.maximum(graph.sum(1), 1)[:, None]
+    every, some = RECIPE, dataclasses.replace(RECIPE, whitening_rows=1_000)
+    more = [surprise(data.X, blurred, graph, one) - surprise(data.X, labels, graph, one) for one in (every, some)]
+    assert more[1] == pytest.approx(more[0], abs=RECIPE.surprise_slack / 2)
+    assert more[1] != more[0]
 
 
 def test_kurtosis_is_one_for_normal_clouds_of_any_shape():

@@ -28,8 +28,11 @@ def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_a
 
 def by_sample(samples: np.ndarray, edges: Callable[[np.ndarray], sp.csr_array]) -> sp.csr_array:
     """Return the graph of which ``edges`` gives the part of each sample's rows: no edge joins two samples."""
+    each = np.unique(samples)
+    if len(each) == 1:
+        return edges(np.arange(len(samples)))
     sources, targets = [], []
-    for sample in np.unique(samples):
+    for sample in each:
         rows = np.flatnonzero(samples == sample)
         found = sp.coo_array(edges(rows))
         sources.append(rows[found.row])

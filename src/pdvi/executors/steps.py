@@ -38,12 +38,15 @@ def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concate
     def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if offers(problem.model, LocalStep):
             return usual(problem, *args, **kwargs)
-        arrays = [leaf for leaf in jax.tree.leaves((problem, args, kwargs)) if eqx.is_array(leaf)]
-        inside = any(isinstance(leaf, jax.core.Tracer) for leaf in arrays)  # of another program, which has its own way
-        little = not inside and sum(leaf.size for leaf in arrays) <= LITTLE
-        return (quick() if little else usual)(problem, *args, **kwargs)
+        return (quick() if is_little((problem, args, kwargs)) else usual)(problem, *args, **kwargs)
 
     return call
+
+
+def is_little(arguments: PyTree) -> bool:
+    """Return whether there are few numbers in all arrays; not so inside of another program, which has its own way."""
+    arrays = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in arrays) and sum(a.size for a in arrays) <= LITTLE
 
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:

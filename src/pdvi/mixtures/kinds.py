@@ -37,9 +37,10 @@ class OfAverages:
     def begin(self) -> Fit:
         """Fit from k-means starts, and return the best."""
         X, task = self.tries.features[self.number], self.tries.task
+        recipe = task.recipe
+        effort = {"runs": recipe.runs(len(X)), "subsample": recipe.kmeans_view_rows}
         seeds = range(self.seed, self.seed + task.n_init)
-        runs = task.recipe.runs(len(X))
-        starts = [empirical_bayes(X, task.n_components, seed=one, runs=runs, recipe=task.recipe) for one in seeds]
+        starts = [empirical_bayes(X, task.n_components, seed=one, recipe=recipe, **effort) for one in seeds]
         fits = self.tries.fit([(self.number, start) for start in starts], seed=self.seed)
         return self._fit(min(fits, key=lambda fitted: fitted.result.objective))
 

@@ -90,8 +90,8 @@ class PottsMixture(_OnGraph):
 
     ``labels_`` and ``probabilities_`` are of the rows given to `fit`; `predict` labels others, on a graph of their own.
 
-    With more than 80,000 rows, their coordinates, and noise to be estimated, a fit begins with groups of four rows
-    (and these with groups of four, if they are as many); ``result_`` is then of the rows, from what the groups found.
+    With more than 80,000 rows, their coordinates, and noise to be estimated, a fit begins with groups of eight rows
+    (and these with groups of eight, if they are as many); ``result_`` is then of the rows, from what the groups found.
     """
 
     def __init__(

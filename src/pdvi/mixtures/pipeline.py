@@ -39,7 +39,7 @@ from pdvi.mixtures.start import (
 )
 from pdvi.mixtures.stored import fit_stored
 from pdvi.mixtures.task import Found, Rows, Start, Task
-from pdvi.shards.partition import Layout, along_space, consecutive, layout, median_cuts
+from pdvi.shards.partition import Layout, along_curve, consecutive, layout, median_cuts
 from pdvi.solvers import CAVI, P2DVI
 
 
@@ -208,7 +208,7 @@ def cut(rows: Rows, task: Task) -> Layout:
     if rows.coordinates is None:
         where = layout(consecutive(n_rows, n_patches))
     else:
-        where = layout(median_cuts(rows.coordinates, n_patches), along_space(rows.coordinates))
+        where = layout(median_cuts(rows.coordinates, n_patches), along_curve(rows.coordinates))
     return where.in_buckets()
 
 

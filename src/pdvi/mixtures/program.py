@@ -8,7 +8,10 @@ takes a fraction of the time that its calls would take, and all slides of a buck
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,7 +26,7 @@ from pdvi.core.executor import report
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import State, named, settings_of
-from pdvi.executors.steps import step
+from pdvi.executors.steps import is_little, step
 from pdvi.mixtures.em import Fitted
 from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.reestimate import labels_of, reestimate, starting_point
@@ -80,7 +83,9 @@ def fit_together(
     for problem in problems:
         began = time.perf_counter()
         own, shared = _apart(problem)
-        fit: Any = jax.block_until_ready(_compiled_fit()(own, shared, noise, weights, limit, recipe, from_labels))
+        with _first_alone((_shape_of(own, shared), noise, weights, recipe, from_labels)):
+            call = _compiled_fit(is_little(problem))
+            fit: Any = jax.block_until_ready(call(own, shared, noise, weights, limit, recipe, from_labels))
         fit = jax.tree.map(np.asarray, fit)
         fits.append(_fitted(eqx.combine(fit.arrays, shared), fit, time.perf_counter() - began, seed))
     return fits
@@ -95,9 +100,29 @@ def _apart(problem: Problem) -> tuple[Problem, Problem]:
     return eqx.partition(problem, own)
 
 
+def _shape_of(*trees: Any) -> Hashable:
+    leaves, structure = jax.tree.flatten(trees)
+    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+
+
+_compiled: set[Hashable] = set()
+_compiling: dict[Hashable, Lock] = {}
+
+
+@contextmanager
+def _first_alone(program: Hashable) -> Iterator[None]:
+    """Let one thread run a program first, and so compile it: others that came meanwhile would compile it again."""
+    if program in _compiled:
+        yield
+        return
+    with _compiling.setdefault(program, Lock()):
+        yield
+        _compiled.add(program)
+
+
 @cache
-def _compiled_fit() -> Any:
-    return eqx.filter_jit(_fit, **quickly_compiled())
+def _compiled_fit(quick: bool) -> Any:
+    return eqx.filter_jit(_fit, **(quickly_compiled() if quick else {}))
 
 
 def _fit(

@@ -16,6 +16,7 @@ class Recipe:
 
     # The start: k-means, and the settings it suggests.
     kmeans_rows: int = 20_000  # that k-means looks at: all of the tissue's would cost more than its fit
+    kmeans_view_rows: int = 10_000  # and that of a view: hundreds for each of dozens of clusters
     kmeans_runs: int = 8  # of a view's start, the best is taken: seeds agree then (osmFISH: deviation 0.03 to 0.003)
     kmeans_effort: int = 40_000  # rows times runs: with more rows fewer runs; a choice
     whitening_rows: int = 20_000  # a full covariance of some dozen features is known well from so many; a choice
@@ -40,14 +41,15 @@ class Recipe:
     # Damping of parallel sweeps, such that the objective never rises.
     damping_dense_rows: int = 50  # below, the eigenvalue comes from the dense matrix: iterations want more rows
     damping_rows: int = 20_000  # above, it is measured patch by patch: a few times faster on the tissue
-    damping_patches: int = 16  # of which so many are looked at, those with the most heavily coupled rows; a choice
+    damping_patches: int = 8  # of which so many are looked at, those with the most heavily coupled rows: within 5 % of
+    # what all patches say on eight graphs (random, jittered, clumped and real places)
     damping_tol: float = 0.02  # of the eigenvalue's iteration, and
     damping_spare: float = 1.05  # what is added since it is not exact
     damping_patch_spare: float = 1.1  # the same for patches, which see a part of it: enough on 24,000 random places
 
     # Groups of rows that stand for a large tissue.
     group_above: int = 80_000  # rows; a choice: smaller tissues take seconds anyway
-    group_size: int = 4  # so many times faster; within 0.02 of the ARI without groups on simulated tissues
+    group_size: int = 8  # fewer than any view averages (15): what they blur the views have blurred already
 
     # The fit, and what is re-estimated after it.
     max_epochs: int = 100  # of one fit in all
@@ -89,6 +91,7 @@ class Recipe:
     # slides as good as from what each other has found),
     view_same: float = 0.95  # unless that is the same by so much (ARI)
     views_rows: int = 120_000  # rows times views: all eight up to 15,000 rows, three of 40,000; a choice
+    group_views: int = 3  # that are looked at on groups: the fewest of which most can agree against one
 
     # Another slide labelled by a fitted one.
     annotate_far: float = 3.0  # times as far from the domains as the fitted spots: a warning; and
@@ -112,8 +115,9 @@ class Recipe:
 
     def views(self, n_rows: int) -> int:
         """Return the number of views for so many rows (of which a large tissue has fewer, in groups)."""
-        n_rows = n_rows if n_rows <= self.group_above else n_rows // self.group_size
-        return max(1, self.views_rows // n_rows)
+        if n_rows <= self.group_above:
+            return max(1, self.views_rows // n_rows)
+        return max(1, min(self.group_views, self.views_rows * self.group_size // n_rows))
 
     def patches(self, n_rows: int) -> int:
         """Return the number of patches that so many rows of a tissue are cut into."""

@@ -169,7 +169,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
         kind = kind_of(i)
         return kind, kind.begin()
 
-    # compilation, most of a first call, takes one core: each kind has its own program
+    # compilation, most of a first call, takes one core: each kind has its own program, which is compiled first
     by_kind = [[i for i, view in enumerate(views) if view.kind == kind] for kind in ("averages", "types")]
     kinds, alone = zip(*_side_by_side(by_kind, begin))
     labels = [fit.labels for fit in alone]
@@ -193,7 +193,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
 def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[Any]:
     """Return ``work(i)`` for every number in the groups, in order; each group is a thread's.
 
-    A thread that has done its own goes on with what others have left, once their first is done and so compiled.
+    A thread that has done its own goes on with what others have left.
     """
     left, lock = [list(group) for group in groups], Lock()
     found: dict[int, Any] = {}
@@ -202,8 +202,7 @@ def _side_by_side(groups: list[list[int]], work: Callable[[int], Any]) -> list[A
         with lock:
             if left[own]:
                 return left[own].pop(0)
-            compiled = (rest for rest, group in zip(left, groups) if rest and group[0] in found)
-            return next((rest.pop() for rest in compiled), None)
+            return next((rest.pop() for rest in left if rest), None)
 
     controller = _threads_of_libraries()
 
@@ -239,15 +238,12 @@ def _tell(views: tuple[View, ...], i: int, how: str = "") -> None:
 def _fit_large_views(
     tissue: Tissue, views: tuple[View, ...], sizes: list[int], seeds: list[int], task: Task
 ) -> list[Seen]:
-    """Fit views of a tissue of many shards, two at a time."""
-    tries = Tries(tissue.rows(views[0], 1), [], task)
-
-    def one(i: int) -> Seen:
+    """Fit views of a tissue of many shards, one after the other: each keeps all cores busy."""
+    tries, seen = Tries(tissue.rows(views[0], 1), [], task), []
+    for i, view in enumerate(views):
         _tell(views, i)
-        return _fit_large(tissue, views[i], sizes[i], max(sizes), seeds[i], tries)
-
-    every = range(len(views))
-    return _side_by_side([list(every[::2]), list(every[1::2])], one)
+        seen.append(_fit_large(tissue, view, sizes[i], max(sizes), seeds[i], tries))
+    return seen
 
 
 def _fit_large(tissue: Tissue, view: View, size: int, width: int, seed: int, tries: Tries) -> Seen:

@@ -243,10 +243,10 @@ def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
-    """Many edges of weight 1, none between samples."""
+    """Many edges of weight 1, none between samples; mutual, since tables have room for the row with most of them."""
 
     def edges(rows: np.ndarray) -> sp.csr_array:
         k = min(n_neighbors, len(rows) - 1)
-        return graphs.nearest(coordinates[rows], k, mutual=False) if k >= 1 else sp.csr_array((1, 1))
+        return graphs.nearest(coordinates[rows], k) if k >= 1 else sp.csr_array((1, 1))
 
     return graphs.by_sample(samples, edges)
