@@ -119,13 +119,15 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
     sweep = _sweep(swept)
     write_table(sweep, out / "tables", "bias")
     write_table(_seconds(done[sizes.paper]), out / "tables", "seconds")
-    densities = {key: _densities(done[key], runs) for key in (sizes.paper, POOR, SORTED)}
+    shown = (sizes.paper, POOR, SORTED)
+    densities = {key: [_densities(done[key], runs, 1 + i) for i in range(seeds)] for key in shown}
     made = _claims(done, sizes, sweep, densities)
     figures.save(
         _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR, SORTED)]), out / "figures", "wasserstein"
     )
     figures.save(_sweep_figure(swept), out / "figures", "bias")
-    figures.save(_density_figure(densities), out / "figures", "density")
+    first = {done[key].case.title: each[0] for key, each in densities.items()}
+    figures.save(_density_figure(first), out / "figures", "density")
     write_page(
         out,
         "Gaussian mixture",
@@ -144,9 +146,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
             "wasserstein": "Wasserstein-2 distance against iteration; mean over seeds and one standard deviation, of"
             " logarithms. Below: the same, enlarged.",
             "bias": "Distance at the end against the share of a batch that is of one component.",
-            "density": "Density in the plane of the first two principal directions of the true means, first seed; from"
-            " above: the k-means start, the random one, and batches sorted by component. Apart: total variation from"
-            " the truth in this plane.",
+            "density": "Density in the plane of the first two principal directions of the true means, first seed."
+            " Apart: total variation from the truth in this plane.",
         },
     )
     return made
@@ -186,10 +187,10 @@ def _sweep(done: dict[float, Compared]) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index(names="method")
 
 
-def _densities(done: Compared, runs: Runs) -> Densities:
+def _densities(done: Compared, runs: Runs, seed: int) -> Densities:
     """The density of the truth and of three methods on a grid of a plane, with its extent."""
     names = ("SVI diminishing", UNTUNED, "P2D-VI")
-    kept = {name: runs.arrays(done.case, BY_NAME[name], 1) for name in names}
+    kept = {name: runs.arrays(done.case, BY_NAME[name], seed) for name in names}
     first = kept[names[0]]
     centre = first["true_mean"].mean(0)
     plane = np.linalg.svd(first["true_mean"] - centre)[2][:2].T
@@ -220,7 +221,7 @@ def _apart(densities: Densities, name: str) -> float:
 
 
 def _claims(
-    done: dict[str, Compared], sizes: Sizes, sweep: pd.DataFrame, densities: dict[str, Densities]
+    done: dict[str, Compared], sizes: Sizes, sweep: pd.DataFrame, densities: dict[str, list[Densities]]
 ) -> list[Claim]:
     ours = ("PD-VI", "P2D-VI")
     by_method = sweep.set_index("method")
@@ -253,12 +254,13 @@ def _claims(
         )
 
     def apart(key: str, method: str, start: str) -> Claim:
-        theirs, p2d = (_apart(densities[key], name) for name in (method, "P2D-VI"))
+        theirs, p2d = (np.array([_apart(each, name) for each in densities[key]]) for name in (method, "P2D-VI"))
         return Claim(
             f"{method} reconstructs a density that deviates substantially from the truth, P2D-VI does not ({start})",
             "introduction, figure of densities",
-            f"total variation from the truth in the plane shown, first seed: {theirs:.3f}, P2D-VI {p2d:.3f}",
-            verdict(theirs > FAR and p2d < FAR),
+            f"total variation from the truth in the plane shown, mean over seeds: {theirs.mean():.3f}, at most"
+            f" {theirs.max():.3f}; P2D-VI {p2d.mean():.3f}, at most {p2d.max():.3f}",
+            verdict(*((theirs > FAR) & (p2d < FAR))),
         )
 
     starts = ((sizes.paper, "k-means start"), (POOR, "random start"), (SORTED, "batches sorted by component"))
@@ -305,14 +307,15 @@ def _sweep_figure(done: dict[float, Compared]) -> Any:
 
 def _density_figure(densities: dict[str, Densities]) -> Any:
     figure, axes = figures.new(4, len(densities), width=2.8, height=2.6, legend=0.4)
-    for row, found in zip(axes, densities.values()):
+    for row, (case, found) in zip(axes, densities.items()):
         highest = float(found["truth"][0].max())
         for ax, (name, (values, extent)) in zip(row, found.items()):
             shown = ax.imshow(values, extent=extent, origin="lower", cmap="Greys", vmin=0, vmax=highest, aspect="auto")
             ax.contour(values, np.linspace(0.1, 0.9, 5) * highest, extent=extent, colors="#0072B2", linewidths=0.6)
-            title = name if name == "truth" else f"{name}\n{_apart(found, name):.2f} apart"
-            ax.set_title(title, fontsize="medium")
             ax.set_xlabel("first direction")
+            if name != "truth":
+                ax.set_title(f"{name}\n{_apart(found, name):.2f} apart", fontsize="medium")
         row[0].set_ylabel("second direction")
+        row[0].set_title(f"{case}\ntruth", loc="left", fontsize="medium")
         figure.colorbar(shown, ax=list(row), shrink=0.8, label="density")
     return figure
