@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pdvi
-from pdvi.bridge.draws import both, global_draws, local_draws
+from pdvi.bridge.draws import both, global_draws, local_draws, number_of_draws
 
 numpyro = pytest.importorskip("numpyro")
 import numpyro.distributions as dist  # noqa: E402
@@ -163,6 +163,37 @@ def test_fourth_moments_of_locals_are_those_of_a_normal(n_global, n_local):
     local = both(local_draws(np.random.default_rng(1), half, 2_000, n_local))
     np.testing.assert_allclose((local**2).mean(0), 1)
     np.testing.assert_allclose((local**4).mean(), 3, atol=0.15)  # vectors of a given length: 3 * 16 / 18 = 2.67
+
+
+@pytest.mark.parametrize(
+    ("n_global", "n_local", "rows", "draws"),
+    [(5, 1, 1_000, 32), (5, 1, 10**6, 32), (40, 1, 100, 82), (6, 2, 1_000, 64), (6, 2, 80_000, 128), (500, 9, 10, 128)],
+)
+def test_rows_with_several_locals_have_more_draws(n_global, n_local, rows, draws):
+    assert number_of_draws(n_global, n_local, rows) == draws
+
+
+def random_slopes(x, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 2).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", x.shape[0], dim=-2):
+        u = numpyro.sample("u", dist.Normal(0, tau[0]))
+        v = numpyro.sample("v", dist.Normal(0, tau[1]))
+        with numpyro.plate("obs", x.shape[1], dim=-1):
+            numpyro.sample("y", dist.Poisson(jnp.exp(b[0] + u + (b[1] + v) * x)), obs=y)
+
+
+@pytest.mark.slow
+def test_twice_the_draws_change_nothing_that_matters_with_random_slopes():
+    """What a bias is worth grows with the root of the rows: it is judged as for 5,000 groups."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 10))
+    u, v = rng.standard_normal((2, 300, 1))
+    data = {"x": x, "y": rng.poisson(np.exp(-0.3 + 0.4 * u + (0.5 + 0.3 * v) * x))}
+    how = ({}, {"draws": 128, "seed": 1})
+    fits = [pdvi.fit(pdvi.from_numpyro(random_slopes, data, **one), pdvi.P2DVI()) for one in how]
+    means, sds = ([fit.global_params[name] for fit in fits] for name in ("mean", "log_sd"))
+    assert (np.abs(means[0] - means[1]) < 0.2 * np.exp(sds[1]) / np.sqrt(5_000 / 300)).all()  # with 32 draws 0.28
 
 
 def test_too_few_draws_are_standardised():

@@ -50,8 +50,8 @@ def from_numpyro(
         for arrays whose rows are not on the first axis: the axis; None for one that has no rows although its first axis
         is as long.
     draws
-        an even number; by default enough for exact second moments, 32 to 128. `pdvi.check_draws` tells whether twice as
-        many would change anything.
+        an even number; by default enough for exact second moments, 32 to 128, at least 64 where rows have several
+        locals. `pdvi.check_draws` tells whether twice as many would change anything.
     n_shards
         by default what suits the number of rows.
     seed
@@ -71,7 +71,7 @@ def from_numpyro(
     kept = tuple((name, axis) for name, axis in density.deterministic if name not in of_no_row)
     density = dataclasses.replace(density, deterministic=kept)
     if draws is None:
-        draws = number_of_draws(density.n_global, density.n_local)
+        draws = number_of_draws(density.n_global, density.n_local, n)
     if whole("draws", draws, least=2) % 2:
         msg = f"`draws` must be even, since they come in pairs, got {draws!r}."
         raise ValueError(msg)
