@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,6 @@ def _density_figure(densities: dict[str, Densities]) -> Any:
             if name != "truth":
                 ax.set_title(f"{name}\n{_apart(found, name):.2f} apart", fontsize="medium")
         row[0].set_ylabel("second direction")
-        row[0].set_title(f"{case}\ntruth", loc="left", fontsize="medium")
+        row[0].set_title(f"{textwrap.fill(case, 28)}\ntruth", fontsize="medium")
         figure.colorbar(shown, ax=list(row), shrink=0.8, label="density")
     return figure
