@@ -1,7 +1,6 @@
 """Small tissues as one program: the numbers of the step-by-step path; padding changes nothing; few compilations."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -10,7 +9,6 @@ from jax import monitoring
 
 import pdvi
 from pdvi import graphs
-from pdvi.mixtures import program
 from pdvi.mixtures.build import coupled, coupled_problem
 from pdvi.mixtures.em import variational_em
 from pdvi.mixtures.program import fit_together
@@ -60,25 +58,6 @@ def test_the_program_gives_the_numbers_of_the_step_by_step_path(x64, noise, weig
         np.testing.assert_allclose(one.result.local_params, two.result.local_params, atol=1e-9)
         np.testing.assert_allclose(one.whitening, two.whitening, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(one.problem.model.noise_variance, two.problem.model.noise_variance, rtol=1e-9)
-
-
-def test_threads_that_ask_at_once_for_one_program_make_it_once(monkeypatch):
-    traced, inner = [], program._logged  # one call for each time that the program is traced
-
-    def watched(*arguments):
-        traced.append(1)
-        return inner(*arguments)
-
-    monkeypatch.setattr(program, "_logged", watched)
-    X, graph, coordinates = tissue(333)
-    _, problem = one_shard(X, graph, coordinates)
-    how = {"noise": "tied", "weights": True, "tol": 1e-6, "recipe": dataclasses.replace(RECIPE, rounds=3), "seed": 0}
-    with ThreadPoolExecutor(3) as threads:
-        fits = [thread.result()[0] for thread in [threads.submit(fit_together, [problem], **how) for _ in range(3)]]
-    at_once = len(traced)
-    fit_together([problem], **{**how, "recipe": dataclasses.replace(RECIPE, rounds=4)})
-    assert at_once == len(traced) - at_once  # as often as for one thread alone
-    assert len({fit.result.objective for fit in fits}) == 1
 
 
 def test_padding_changes_no_answer(x64):

@@ -8,10 +8,7 @@ takes a fraction of the time that its calls would take, and all slides of a buck
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
 from functools import cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -83,9 +80,8 @@ def fit_together(
     for problem in problems:
         began = time.perf_counter()
         own, shared = _apart(problem)
-        with _first_alone((_shape_of(own, shared), noise, weights, recipe, from_labels)):
-            call = _compiled_fit(is_little(problem))
-            fit: Any = jax.block_until_ready(call(own, shared, noise, weights, limit, recipe, from_labels))
+        call = _compiled_fit(is_little(problem))  # by one thread, where several ask at once: JAX lets the others wait
+        fit: Any = jax.block_until_ready(call(own, shared, noise, weights, limit, recipe, from_labels))
         fit = jax.tree.map(np.asarray, fit)
         fits.append(_fitted(eqx.combine(fit.arrays, shared), fit, time.perf_counter() - began, seed))
     return fits
@@ -98,26 +94,6 @@ def _apart(problem: Problem) -> tuple[Problem, Problem]:
     names = {name: name in OWN for name in problem.shards}
     own = eqx.tree_at(lambda p: (p.model, p.shards), nothing, (jax.tree.map(lambda _: True, arrays.model), names))
     return eqx.partition(problem, own)
-
-
-def _shape_of(*trees: Any) -> Hashable:
-    leaves, structure = jax.tree.flatten(trees)
-    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-
-
-_compiled: set[Hashable] = set()
-_compiling: dict[Hashable, Lock] = {}
-
-
-@contextmanager
-def _first_alone(program: Hashable) -> Iterator[None]:
-    """Let one thread run a program first, and so compile it: others that came meanwhile would compile it again."""
-    if program in _compiled:
-        yield
-        return
-    with _compiling.setdefault(program, Lock()):
-        yield
-        _compiled.add(program)
 
 
 @cache
