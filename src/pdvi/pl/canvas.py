@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.ndimage import binary_closing, uniform_filter
 from scipy.spatial import cKDTree
 
 if TYPE_CHECKING:
@@ -148,6 +147,8 @@ class _Grid:
         self.extent = (low[0], low[0] + columns * pixel, low[1], low[1] + rows * pixel)
         self.count = self._sum(None)
         occupied = np.pad(self.count > 0, 2)
+        from scipy.ndimage import binary_closing
+
         self.filled = binary_closing(occupied, np.ones((3, 3), bool), iterations=2)[2:-2, 2:-2]
 
     def _sum(self, weights: np.ndarray | None) -> np.ndarray:
@@ -182,6 +183,8 @@ def _span(low: np.ndarray, high: np.ndarray) -> float:
 
 def _around(field: np.ndarray) -> np.ndarray:
     """The mean over five by five pixels: as far as a hole that is closed can be from its edge."""
+    from scipy.ndimage import uniform_filter
+
     return np.maximum(uniform_filter(field, 5, mode="constant"), 0)
 
 

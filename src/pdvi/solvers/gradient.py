@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
-import optax
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver
 from pdvi.solvers.local_variables import constrained, free, gradients, own_rows, require_gradients
 from pdvi.solvers.rates import check_rates, per_coordinate
+
+if TYPE_CHECKING:
+    from optax import GradientTransformation
 
 
 class GradientServer(NamedTuple):
@@ -37,7 +39,7 @@ class _Gradient(Solver):
     local_rate: eqx.AbstractVar[float]
 
     @abstractmethod
-    def transform(self) -> optax.GradientTransformation:
+    def transform(self) -> GradientTransformation:
         """The method's direction, from optax, without a rate."""
 
     def init(self, problem: Problem, lam: Array, batch_size: int) -> GradientServer:
@@ -81,8 +83,10 @@ class SGD(_Gradient):
     rate: Any = 1e-3
     local_rate: float = 0.1
 
-    def transform(self) -> optax.GradientTransformation:
+    def transform(self) -> GradientTransformation:
         """The gradient itself."""
+        import optax
+
         return optax.identity()
 
 
@@ -100,8 +104,10 @@ class RMSProp(_Gradient):
     decay: float = 0.9
     eps: float = 1e-8
 
-    def transform(self) -> optax.GradientTransformation:
+    def transform(self) -> GradientTransformation:
         """Division by the root mean square."""
+        import optax
+
         return optax.scale_by_rms(decay=self.decay, eps=self.eps)
 
 
@@ -121,6 +127,8 @@ class Adam(_Gradient):
     b2: float = 0.999
     eps: float = 1e-8
 
-    def transform(self) -> optax.GradientTransformation:
+    def transform(self) -> GradientTransformation:
         """Moments with bias correction."""
+        import optax
+
         return optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
