@@ -65,6 +65,13 @@ def test_a_store_has_the_bits_of_memory(tmp_path, monkeypatch, file, dtype):
     }
 
 
+def test_what_is_built_is_what_a_checked_problem_would_be():
+    built = in_memory()
+    checked = pdvi.Problem(built.model, built.shards, halo=built.halo)
+    assert built.blocks == checked.blocks
+    assert built.fingerprint() == checked.fingerprint()
+
+
 @pytest.mark.parametrize("file", [False, True])
 def test_one_way_edges_are_averaged_in_both(tmp_path, monkeypatch, file):
     monkeypatch.setattr("pdvi._anndata.at_hand.BLOCK", 50)

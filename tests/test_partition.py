@@ -62,7 +62,7 @@ def test_rows_are_ordered_along_space():
 
 
 @pytest.mark.parametrize("halo", [True, False])
-def test_the_neighbour_table_is_the_graph(halo):
+def test_the_neighbour_table_is_the_graph(x64, halo):
     """Applying table and halo to any vector is the product with the (cut) graph."""
     dense = RNG.random((60, 60)) * (RNG.random((60, 60)) < 0.1)
     graph = sp.csr_array(np.triu(dense, 1) + np.triu(dense, 1).T)

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from pdvi._base.checks import factor, finite, positive, whole
 from pdvi.shards.nearest import nearest_rows, other_rows
 
-EDGES_AT_ONCE = 1_000_000  # whose rows are gathered
+EDGES_AT_ONCE = 100_000  # whose rows are gathered: few enough to stay in the cache
 
 
 def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_array:

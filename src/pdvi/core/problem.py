@@ -12,6 +12,7 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +25,8 @@ from pdvi._base.types import Array, Globals, PyTree
 from pdvi.core.model import Augmentation, Model, lacking, methods_of, rebuilt
 from pdvi.shards.stacking import stack, take, to_device
 from pdvi.shards.store import Store
+
+Blocks = tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of the globals, in the model's own order
 
 LOOKED_AT = 2**20  # numbers of a large array that its checksum takes in
 VECTORISED = 2**18  # array elements of shards worked on at once, where shards are smaller than that
@@ -41,15 +44,17 @@ class Problem(eqx.Module):
     then finds the latest values of these rows appended to its own; they are constants to it.
 
     Shards too large for memory stay in a store (`from_store`); ``shards`` and ``halo`` are then None.
+
+    ``check``: whether start and loss are computed to see that they make sense; builders of tested models know it.
     """
 
     model: Any
     shards: PyTree
     halo: Array | None
-    blocks: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+    blocks: Blocks = eqx.field(static=True)
     store: Store | None = eqx.field(static=True)
 
-    def __init__(self, model: Model, shards: PyTree, *, halo: Any = None):
+    def __init__(self, model: Model, shards: PyTree, *, halo: Any = None, check: bool = True):
         computing()
         if missing := lacking(model, methods_of(Model)):
             msg = f"`model` must have a method {missing[0]!r}; {type(model).__name__} has none."
@@ -60,8 +65,13 @@ class Problem(eqx.Module):
         self.model = _arrays_on_device(model)
         self.shards = stacked
         self.halo = None if halo is None else jax.device_put(np.asarray(halo, np.int32))
-        self.blocks = _blocks_of(model)
-        if self.store is None:
+        if check:
+            self.blocks = _blocks_of(model)
+        else:
+            leaves, structure = jax.tree.flatten(model)
+            arrays = (jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+            self.blocks = _traced_blocks(structure, tuple(arrays))
+        if self.store is None and check:
             _check_loss(self)
         if rows is not None:
             _check_mask_is_used(self, rows)
@@ -204,6 +214,11 @@ class Problem(eqx.Module):
 
         Small shards run vectorised, large ones one after the other, which keeps memory flat.
         """
+        if self.n_shards == 1 and self.halo is None:  # whatever the batch: said without an index, it is compiled sooner
+            alone = function(
+                *(jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), tree) for tree in (local, self.shards, *more))
+            )
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
         batch = jnp.arange(self.n_shards) if batch is None else batch
 
         def visit(arguments: tuple[Any, ...]) -> PyTree:
@@ -273,7 +288,7 @@ def _arrays_on_device(model: Any) -> Any:
     )
 
 
-def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _blocks_of(model: Model) -> Blocks:
     start = model.init_global(jax.random.key(0))
     if not isinstance(start, Mapping) or not start or not all(isinstance(name, str) for name in start):
         msg = f"`init_global` must return a dict of named arrays, one per block, got {type(start).__name__}."
@@ -282,6 +297,22 @@ def _blocks_of(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
         if not np.isfinite(np.asarray(value, float)).all():
             msg = f"`init_global` must return finite numbers: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
+    return _shapes_of(start)
+
+
+@cache
+def _traced_blocks(structure: Any, arrays: tuple[jax.ShapeDtypeStruct, ...]) -> Blocks:
+    """Return the same of a model of arrays that is known to be right, without computing anything."""
+    found: list[Blocks] = []
+
+    def start(*leaves: Any) -> None:
+        found.append(_shapes_of(jax.tree.unflatten(structure, leaves).init_global(jax.random.key(0))))
+
+    jax.eval_shape(start, *arrays)
+    return found[0]
+
+
+def _shapes_of(start: Mapping[str, Any]) -> Blocks:
     return tuple((name, tuple(np.shape(value))) for name, value in start.items())
 
 

@@ -69,7 +69,7 @@ def mixture_shards(
     mask, fraction = where.mask, where.fraction
     padded = where.bucketed or not mask.all()
     alone: Iterable[Any] = repeat(None)
-    tables = alone if coupling is None else neighbour_tables(coupling.graph, where, halo=coupling.halo)
+    tables = alone if coupling is None else neighbour_tables(coupling.graph, where, coupling.beta, halo=coupling.halo)
     for rows, real, share, neighbours in zip(where.rows, mask, fraction, tables):
         x = np.asarray(X[np.maximum(rows, 0)])
         square = np.einsum("nd,nd,n->d", x, x, real.astype(x.dtype), dtype=float, casting="same_kind")
@@ -81,7 +81,7 @@ def mixture_shards(
         halo = np.empty(0, np.int32)
         if coupling is not None:
             halo = neighbours.halo
-            arrays |= {"table": neighbours.table, "weight": neighbours.weight * coupling.beta}
+            arrays |= {"table": neighbours.table, "weight": neighbours.weight}
         yield BuiltShard(arrays, halo)
 
 
@@ -199,13 +199,17 @@ def in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Proble
     n_shards = len(where.rows)
     stacked: dict[str, np.ndarray] = {}
     halos = []
+    if n_shards == 1:  # nothing to stack
+        (only,) = shards
+        stacked, halos = {name: np.asarray(values)[None] for name, values in only.arrays.items()}, [only.halo]
+        shards = iter(())
     for b, (arrays, halo) in enumerate(shards):
         for name, values in arrays.items():
             if b == 0:
                 stacked[name] = np.empty((n_shards, *np.shape(values)), np.asarray(values).dtype)
             stacked[name][b] = values
         halos.append(halo)
-    return Problem(model, stacked, halo=padded_halo(halos, where.bucketed))
+    return Problem(model, stacked, halo=padded_halo(halos, where.bucketed), check=False)
 
 
 def _hyper(settings: EmpiricalBayes, n_rows: int, log_scale: float, **more: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
@@ -23,11 +24,15 @@ class NeighbourTable(NamedTuple):
     halo: np.ndarray
 
 
-def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -> Iterator[NeighbourTable]:
+def neighbour_tables(
+    graph: sp.csr_array, where: Layout, beta: float = 1.0, *, halo: bool = True
+) -> Iterator[NeighbourTable]:
     """Yield the padded neighbour table of every shard, one after the other; the graph may lie on disk.
 
-    Without ``halo`` edges between shards are dropped. All tables have columns for the row with most neighbours.
+    Weights are multiplied by ``beta``, and in working precision: in double their table would be the largest array of
+    all. Without ``halo`` edges between shards are dropped. All tables have columns for the row with most neighbours.
     """
+    dtype = np.dtype(jnp.result_type(float))
     slots, n_slots = where.slots, where.rows.shape[1]
     degree = _most_neighbours(graph, slots // n_slots, halo)
     # an even number: half of them can be worked on at once
@@ -39,7 +44,7 @@ def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -
         column = np.arange(len(slot)) - np.repeat(edges.indptr[:-1], np.diff(edges.indptr))
         entry = slots[edges.indices] - b * n_slots
         outside = (entry < 0) | (entry >= n_slots)
-        ghosts, weights = np.empty(0, np.int32), edges.data
+        ghosts, weights = np.empty(0, np.int32), beta * edges.data
         if halo:
             unique, rank = np.unique(entry[outside], return_inverse=True)
             entry[outside] = n_slots + rank
@@ -48,7 +53,7 @@ def neighbour_tables(graph: sp.csr_array, where: Layout, *, halo: bool = True) -
             inside = ~outside
             column = (np.cumsum(inside) - inside)[inside] - _before(inside, edges.indptr)[inside]
             slot, entry, weights = slot[inside], entry[inside], weights[inside]
-        table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), weights.dtype)
+        table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), dtype)
         table[column, slot], weight[column, slot] = entry, weights
         yield NeighbourTable(table, weight, ghosts)
 
