@@ -48,6 +48,15 @@ def test_much_data_closed_forms_and_inner_programs_are_not(monkeypatch, asked):
     assert not asked
 
 
+def test_flags_that_the_user_has_set_stay(monkeypatch):
+    def wanted(flags):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        return quickly_compiled.__wrapped__(little=False)["compiler_options"]
+
+    assert wanted("--xla_backend_optimization_level=3") == {}
+    assert wanted("") == {"xla_backend_optimization_level": 1}
+
+
 def test_where_xla_does_not_know_it_all_is_compiled_as_usual(monkeypatch):
     def refused(*args, **kwargs):
         raise RuntimeError("No such compile option")
