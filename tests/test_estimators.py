@@ -216,5 +216,5 @@ def test_max_epochs_bounds_the_whole_fit_and_warns(mixture, more, max_epochs):
 
 def test_rounds_that_are_used_up_are_told():
     mixture = potts(recipe=Recipe(rounds=1))
-    with pytest.warns(ConvergenceWarning, match="in 19 epochs: all rounds .* increase `rounds` of the recipe"):
+    with pytest.warns(ConvergenceWarning, match="in 18 epochs: all rounds .* increase `rounds` of the recipe"):
         mixture.fit(TISSUE.X, graph=GRAPH)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdvi.mixtures.build import coupled, coupled_problem
 from pdvi.mixtures.em import whole_fit
-from pdvi.mixtures.pipeline import cut
+from pdvi.mixtures.ground import cut
 from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.start import EmpiricalBayes, means_of, scale_of
 from pdvi.mixtures.task import Rows, Task

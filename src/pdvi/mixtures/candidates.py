@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from pdvi.mixtures.pipeline import fit_rows, is_one_program
+from pdvi.mixtures.ground import is_one_program
+from pdvi.mixtures.pipeline import fit_rows
 from pdvi.mixtures.start import empirical_bayes, means_of, scale_of
 from pdvi.mixtures.task import Rows, Task
 from pdvi.mixtures.tries import Tries
@@ -36,7 +37,7 @@ def fit_candidates(
     found: dict[int, list[Candidate]] = {k: [] for k in candidates}
     asked = [(k, n) for k in candidates for n in range(len(features))]
     most = replace(task, n_components=max(candidates))
-    if rows.graph is None or not is_one_program(rows, most, None):
+    if rows.graph is None or not is_one_program(rows, most):
         for k, n in told(asked):
             one = fit_rows(rows._replace(X=features[n]), replace(task, n_components=k, random_state=n))
             found[k].append(Candidate(one.probabilities, -float(one.result.objective)))

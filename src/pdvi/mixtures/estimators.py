@@ -20,8 +20,9 @@ from pdvi.mixtures.checks import (
 )
 from pdvi.mixtures.density import Density, nearest_component
 from pdvi.mixtures.free import FreeFound, fit_free, in_shape
+from pdvi.mixtures.ground import cut
 from pdvi.mixtures.likelihood import Likelihood
-from pdvi.mixtures.pipeline import cut, find
+from pdvi.mixtures.pipeline import find
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import empirical_bayes
 from pdvi.mixtures.task import COVARIANCES, Found, Rows, Start, Task, warn_unless_converged

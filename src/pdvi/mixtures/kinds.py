@@ -71,7 +71,11 @@ class OfTypes:
 
     def again(self, labels: np.ndarray) -> Fit:
         """Fit from the same types and given domains."""
-        return self._fit(fit_two_level(self._problem(labels), self.tries.task, one_program=True, seed=self.seed))
+        damping = self.tries.ground.damping
+        fitted = fit_two_level(
+            self._problem(labels), self.tries.task, one_program=True, damping=damping, seed=self.seed
+        )
+        return self._fit(fitted)
 
     def begin_large(self) -> Fit:
         """Do what `begin` does for a tissue of many shards."""

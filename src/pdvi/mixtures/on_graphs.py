@@ -21,7 +21,8 @@ from pdvi.mixtures.checks import check_coordinates, check_graph, check_probabili
 from pdvi.mixtures.em import epochs_of, measured_in
 from pdvi.mixtures.estimators import Mixture
 from pdvi.mixtures.fixed import settled
-from pdvi.mixtures.pipeline import cut, find, find_on_groups, fit_rows, is_one_program
+from pdvi.mixtures.ground import Ground, cut, is_one_program
+from pdvi.mixtures.pipeline import find, find_on_groups, fit_rows
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.mixtures.start import centred
 from pdvi.mixtures.task import Found, Rows, Start, Task
@@ -80,7 +81,8 @@ class PottsMixture(_OnGraph):
     beta
         strength of the coupling: edge weights are multiplied by it.
     n_patches
-        pieces the rows are cut into; by default one for every 32 rows, at most 32.
+        pieces the rows are cut into; by default 32, but 1 up to 20,000 rows, and up to 400,000 from known probabilities
+        (``fit(start=...)``, or what groups have found). The default solver of one piece is `CAVI`.
     halo
         keep the edges between patches (default); False drops them, as the paper does.
     temperature
@@ -243,12 +245,12 @@ class TwoLevelMixture(_OnGraph):
         x, offset, unit = centred(rows.X)
         places = rows.X if rows.coordinates is None else rows.coordinates
         start = two_level_start(x, places, task.n_components, n_types, n_neighbors=self.n_neighbors, seed=seed)
-        where = cut(rows, task)
-        coupling = coupled(
-            rows.graph, where, beta=task.beta, halo=task.halo, temperature=task.temperature, recipe=task.recipe
-        )
+        ground = Ground(rows, task)
+        where, coupling = ground.where, ground.coupling
+        assert coupling is not None
         problem = coupled_two_level(x, start, where, coupling, concentration=self.concentration)
-        fitted = fit_two_level(problem, task, one_program=is_one_program(rows, task, None), seed=seed)
+        one_program = is_one_program(rows, task)
+        fitted = fit_two_level(problem, task, one_program=one_program, damping=ground.damping, seed=seed)
         result = measured_in(fitted.result, unit, rows.X.size)
         local = {name: where.unshard(np.asarray(part)) for name, part in result.local_params.items()}
         seconds = time.perf_counter() - began

@@ -18,10 +18,11 @@ from sklearn.utils import check_random_state
 from pdvi._base.telling import tell
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
-from pdvi.mixtures.build import Coupling, coupled, coupled_problem, gaussian_mixture_problem, point_at, replaced
+from pdvi.mixtures.build import point_at
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.em import Fitted, annealed, epochs_of, measured_in, variational_em
 from pdvi.mixtures.exchange import exchanged
+from pdvi.mixtures.ground import Ground, is_one_program, is_one_shard
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
 from pdvi.mixtures.reseed import reseeded
@@ -39,7 +40,6 @@ from pdvi.mixtures.start import (
 )
 from pdvi.mixtures.stored import fit_stored
 from pdvi.mixtures.task import Found, Rows, Start, Task
-from pdvi.shards.partition import Layout, along_curve, consecutive, layout, median_cuts
 from pdvi.solvers import CAVI, P2DVI
 
 
@@ -131,7 +131,7 @@ def fit_rows(
         return fit_stored(rows, task, start)
     began = time.perf_counter()
     recipe, known = task.recipe, None if start is None else start.probabilities
-    ground = Ground(rows, task) if ground is None else ground
+    ground = Ground(rows, task, known) if ground is None else ground
     where = ground.where
     X, offset, unit = centred(rows.X, rows.sample)
     seeds = check_random_state(task.random_state).randint(2**31, size=1 + (task.n_init if known is None else 1))
@@ -143,7 +143,7 @@ def fit_rows(
     tries = starts if task.reestimates else starts[:1]
     fits: Iterable[_Fit]
     if rows.graph is not None and is_one_program(rows, task, known):
-        fits = _fit_together(tries, X, rows.sample, ground, task, seed=int(seeds[0]))
+        fits = _fit_together(tries, X, rows.sample, ground, task, known, seed=int(seeds[0]))
     else:
         fits = [
             # other draws for every start: exploration forgets where it began
@@ -151,78 +151,28 @@ def fit_rows(
             for number, settings in enumerate(tries)
         ]
     best = min(fits, key=lambda fit: fit.result.objective)
+    solver = _solver(task, rows, known)
+    batch_size = _batch_size(task, solver, len(where.rows))
     if task.exchange and rows.graph is None:
-        best = _exchanged(best, rows, task, len(where.rows), seed=int(seeds[0]))
+        best = _exchanged(best, solver, task, seed=int(seeds[0]), batch_size=batch_size)
     result = best.result
     if task.reseed:
         result = reseeded(
             best.problem,
-            _solver(task, rows),
+            solver,
             result,
             exchange=exchange,
             max_epochs=task.max_epochs - best.warm_up - epochs_of(result),
             recipe=recipe,
             tol=task.tol,
             seed=int(seeds[0]),
-            batch_size=_batch_size(task, rows, len(where.rows)),
+            batch_size=batch_size,
         )
     probabilities = np.asarray(where.unshard(result.local_params), float)
     seconds = time.perf_counter() - began + (0.0 if start is None else start.seconds)
     epochs = best.warm_up + epochs_of(result)
     result = measured_in(result, unit, X.size)
     return Found(result, best.problem.model, offset, best.whitening / unit, probabilities, epochs, seconds)
-
-
-class Ground:
-    """How rows are cut and coupled: found once for all fits of a tissue, whatever features they are of."""
-
-    def __init__(self, rows: Rows, task: Task):
-        self.where = cut(rows, task)
-        self.coupling: Coupling | None = None
-        if rows.graph is not None:
-            beta, halo, temperature = task.beta, task.halo, task.temperature
-            self.coupling = coupled(
-                rows.graph, self.where, beta=beta, halo=halo, temperature=temperature, recipe=task.recipe
-            )
-        self._first: Problem | None = None  # whose graph, mask and samples all others of its shape share
-
-    def problem(self, X: np.ndarray, settings: EmpiricalBayes, log_scale: float, sample: np.ndarray | None) -> Problem:
-        """Return the problem of a mixture of these rows."""
-        if self.coupling is None:
-            return gaussian_mixture_problem(X, settings, self.where, log_scale=log_scale)
-        if self._first is not None and self._first.shards["x"].shape[2:] == X.shape[1:]:
-            return replaced(self._first, X, settings, self.where, log_scale)
-        problem = coupled_problem(X, settings, self.where, self.coupling, log_scale=log_scale, sample=sample)
-        self._first = problem
-        return problem
-
-
-def cut(rows: Rows, task: Task) -> Layout:
-    """Cut rows into shards: a tissue into patches, rows without places as they come, without a graph at random."""
-    n_rows, recipe = len(rows.X), task.recipe
-    if rows.graph is None:
-        order = check_random_state(task.random_state).permutation(n_rows)
-        return layout(consecutive(n_rows, recipe.shards(n_rows))[np.argsort(order)], order)
-    n_patches = recipe.patches(n_rows) if task.n_patches is None else task.n_patches
-    n_patches = 1 if is_one_shard(rows, task) else n_patches
-    if rows.coordinates is None:
-        where = layout(consecutive(n_rows, n_patches))
-    else:
-        where = layout(median_cuts(rows.coordinates, n_patches), along_curve(rows.coordinates))
-    return where.in_buckets()
-
-
-def is_one_shard(rows: Rows, task: Task) -> bool:
-    """Return whether a tissue is small enough to be one shard, where nobody says how to cut or to solve it."""
-    small = rows.graph is not None and len(rows.X) <= task.recipe.one_program_rows
-    return small and task.solver is None and task.n_patches is None
-
-
-def is_one_program(rows: Rows, task: Task, known: np.ndarray | None) -> bool:
-    """Return whether all starts are fitted as one compiled program: nothing but the usual is asked for."""
-    epochs = task.recipe.first_epochs + task.recipe.rounds * task.recipe.round_epochs
-    usual = known is None and task.reestimates and task.anneal_from is None and task.max_epochs >= epochs
-    return usual and is_one_shard(rows, task)
 
 
 class _Fit(NamedTuple):
@@ -240,6 +190,7 @@ def _fit_together(
     sample: np.ndarray | None,
     ground: Ground,
     task: Task,
+    known: np.ndarray | None,
     *,
     seed: int,
 ) -> list[_Fit]:
@@ -247,7 +198,7 @@ def _fit_together(
     whitenings: list[np.ndarray] = []
     problems: list[Problem] = []
     for settings in starts:
-        white, own, whitening = in_white_noise(X, settings, task)
+        white, own, whitening = in_white_noise(X, settings, task, known)
         log_scale = float(np.linalg.slogdet(whitening)[1])
         problems.append(ground.problem(white, own, log_scale, sample))
         whitenings.append(whitening)
@@ -256,18 +207,20 @@ def _fit_together(
         "weights": task.learn_weights,
         "tol": task.tol,
         "recipe": task.recipe,
+        "known": None if known is None else ground.where.shard(known).astype(problems[0].shards["x"].dtype),
+        "damping": ground.damping,
     }
     fitted = fit_together(problems, seed=seed, **options)
     return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
 
 
 def in_white_noise(
-    X: np.ndarray, settings: EmpiricalBayes, task: Task, labels: np.ndarray | None = None
+    X: np.ndarray, settings: EmpiricalBayes, task: Task, known: np.ndarray | None = None
 ) -> tuple[np.ndarray, EmpiricalBayes, np.ndarray]:
     """Return rows, settings and the matrix that whitened the noise; with diagonal noise all is as it was."""
     if task.covariance != "tied":
         return X, settings, np.eye(X.shape[1])
-    whitening = whitening_of(X, settings, labels, task.recipe)
+    whitening = whitening_of(X, settings, None if known is None else known.argmax(1), task.recipe)
     return X @ whitening.T.astype(X.dtype), whitened(settings, whitening, task.recipe), whitening
 
 
@@ -295,13 +248,13 @@ def _fit_from(
     width: int | None = None,
 ) -> _Fit:
     """Whiten, warm up, fit and re-estimate from one start."""
-    recipe, solver = task.recipe, _solver(task, rows)
-    white, settings, whitening = in_white_noise(X, settings, task, None if known is None else known.argmax(1))
+    recipe, solver = task.recipe, _solver(task, rows, known)
+    white, settings, whitening = in_white_noise(X, settings, task, known)
     log_scale = float(np.linalg.slogdet(whitening)[1])
     if width is not None:
         white, settings, whitening, log_scale = in_one_shape(white, settings, whitening, log_scale, task, width)
     problem, where = ground.problem(white, settings, log_scale, rows.sample), ground.where
-    common = {"seed": seed, "batch_size": _batch_size(task, rows, len(where.rows))}
+    common = {"seed": seed, "batch_size": _batch_size(task, solver, len(where.rows))}
     start: Any = None if known is None else point_at(problem, where.shard(known))
     left = task.max_epochs
     warm_up = min(recipe.warm_up_epochs, left // 2)
@@ -327,29 +280,27 @@ def _fit_from(
     return _Fit(fitted.problem, fitted.result, fitted.whitening @ whitening, task.max_epochs - left)
 
 
-def _exchanged(fit: _Fit, rows: Rows, task: Task, n_shards: int, *, seed: int) -> _Fit:
+def _exchanged(fit: _Fit, solver: Any, task: Task, **settings: Any) -> _Fit:
     """Exchange components of a plain mixture while that helps."""
     fitted = exchanged(
         Fitted(fit.problem, fit.result, fit.whitening),
-        _solver(task, rows),
+        solver,
         noise=task.noise,
         weights=task.learn_weights,
         max_epochs=task.max_epochs - fit.warm_up - epochs_of(fit.result),
         tol=task.tol,
         recipe=task.recipe,
-        seed=seed,
-        batch_size=_batch_size(task, rows, n_shards),
+        **settings,
     )
     return _Fit(*fitted, fit.warm_up)
 
 
-def _solver(task: Task, rows: Rows) -> Any:
+def _solver(task: Task, rows: Rows, known: np.ndarray | None) -> Any:
     """One shard has nobody to agree with: there Algorithm 1 comes to coordinate ascent."""
     if task.solver is not None:
         return task.solver
-    return CAVI() if is_one_shard(rows, task) else P2DVI()
+    return CAVI() if is_one_shard(rows, task, known) else P2DVI()
 
 
-def _batch_size(task: Task, rows: Rows, n_shards: int) -> int:
-    full = _solver(task, rows).full_batch
-    return n_shards if full else max(1, n_shards // task.recipe.shards_per_batch)
+def _batch_size(task: Task, solver: Any, n_shards: int) -> int:
+    return n_shards if solver.full_batch else max(1, n_shards // task.recipe.shards_per_batch)

@@ -19,6 +19,9 @@ class Recipe:
     kmeans_view_rows: int = 10_000  # and that of a view: hundreds for each of dozens of clusters
     kmeans_runs: int = 8  # of a view's start, the best is taken: seeds agree then (osmFISH: deviation 0.03 to 0.003)
     kmeans_effort: int = 40_000  # rows times runs: with more rows fewer runs; a choice
+    kmeans_tol: float = (
+        1e-3  # of its centres, over the variance: a fit goes on from there (inertia 0.01 % higher on slides)
+    )
     whitening_rows: int = 20_000  # a full covariance of some dozen features is known well from so many; a choice
     floor: float = 1e-6  # least variance, over the mean one: constant features must not divide by 0; a choice
 
@@ -37,6 +40,7 @@ class Recipe:
 
     # A small tissue is one shard, and all its starts are one compiled program.
     one_program_rows: int = 20_000  # up to so many rows: a sweep takes milliseconds, calls would take as long
+    known_program_rows: int = 400_000  # the same from known probabilities: patches are for exploring, or for memory
 
     # Damping of parallel sweeps, such that the objective never rises.
     damping_dense_rows: int = 50  # below, the eigenvalue comes from the dense matrix: iterations want more rows
@@ -58,7 +62,7 @@ class Recipe:
     first_logs: int = 3  # log points until then: one costs as much as an epoch
     known_epochs: int = 6  # the same from known probabilities, where there is nothing to explore; a choice
     rounds: int = 20  # of re-estimation at most; on the slides 2 to 8 are made
-    round_epochs: int = 4  # between two re-estimations; a choice
+    round_epochs: int = 3  # between two re-estimations; odd, so that labels that go to and fro show
     least_gain: float = 1e-4  # of the ELBO per row and round: with less the rounds end; a choice
     steady_gain: float = 5e-3  # or with less than this,
     steady_labels: float = 5e-3  # and less than this share of the labels changed; a choice

@@ -143,7 +143,7 @@ def _whitening(scatter: Array, about: Array, floor: float) -> Array:
     factor = jnp.where(jnp.isfinite(factor).all(), factor, coarse)
     alone = jnp.diag(jnp.sqrt(jnp.maximum(jnp.diagonal(scatter), ridge)))
     factor = jnp.where(jnp.isfinite(factor).all(), factor, alone)
-    return jnp.linalg.inv(factor)
+    return jax.scipy.linalg.solve_triangular(factor, eye, lower=True)
 
 
 def _log_shares(mass: Array, n_rows: Array, floor: float, present: Array) -> Array:

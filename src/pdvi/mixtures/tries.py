@@ -6,7 +6,8 @@ import numpy as np
 
 from pdvi.core.problem import Problem
 from pdvi.mixtures.em import Fitted
-from pdvi.mixtures.pipeline import Ground, in_one_shape, in_white_noise
+from pdvi.mixtures.ground import Ground
+from pdvi.mixtures.pipeline import in_one_shape, in_white_noise
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.start import EmpiricalBayes, centred
 from pdvi.mixtures.task import Rows, Task
@@ -30,7 +31,13 @@ class Tries:
         task = self.task
         problems = [self._problem(number, settings) for number, settings in tries]
         return fit_together(
-            problems, noise=task.noise, weights=task.learn_weights, tol=task.tol, recipe=task.recipe, seed=seed
+            problems,
+            noise=task.noise,
+            weights=task.learn_weights,
+            tol=task.tol,
+            recipe=task.recipe,
+            seed=seed,
+            damping=self.ground.damping,
         )
 
     def probabilities(self, fitted: Fitted) -> np.ndarray:

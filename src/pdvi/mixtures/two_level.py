@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -126,11 +127,13 @@ def two_level_em(
     return fitted._replace(whitening=fitted.whitening @ np.asarray(whitening, float))
 
 
-def fit_two_level(problem: Problem, task: Task, *, one_program: bool, seed: int = 0) -> Fitted:
+def fit_two_level(
+    problem: Problem, task: Task, *, one_program: bool, damping: Callable[[], float] | None = None, seed: int = 0
+) -> Fitted:
     """Fit from the starting labels with tied noise: a small tissue as one program, any other shard by shard."""
     if one_program:
         how: dict[str, Any] = {"noise": "tied", "weights": False, "tol": task.tol, "recipe": task.recipe}
-        return fit_together([problem], **how, seed=seed, from_labels=True)[0]
+        return fit_together([problem], **how, seed=seed, from_labels=True, damping=damping)[0]
     solver = P2DVI() if task.solver is None else task.solver
     batch = max(1, problem.n_shards // task.recipe.shards_per_batch)
     return two_level_em(problem, solver, batch_size=batch, seed=seed, max_epochs=task.max_epochs, tol=task.tol)

@@ -24,8 +24,9 @@ from pdvi._base.telling import tell
 from pdvi.core.result import Result
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.consensus import Consensus, adjusted_rand, consensus
+from pdvi.mixtures.ground import is_one_program
 from pdvi.mixtures.kinds import Fit, OfAverages, OfTypes
-from pdvi.mixtures.pipeline import fit_rows, is_one_program
+from pdvi.mixtures.pipeline import fit_rows
 from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.task import Found, Rows, Start, Task
 from pdvi.mixtures.tries import Tries
@@ -150,7 +151,7 @@ def _fit_views(tissue: Tissue, views: tuple[View, ...], task: Task) -> list[Seen
     """Fit every view by itself; then, of a small tissue, from what all agree on, and keep the better."""
     seeds = [int(seed) for seed in check_random_state(task.random_state).randint(2**31, size=len(views))]
     sizes = [view.components(task.n_components, tissue.components.shape[1], task.recipe) for view in views]
-    if not is_one_program(tissue.rows(views[0], 1), task, None):
+    if not is_one_program(tissue.rows(views[0], 1), task):
         return _fit_large_views(tissue, views, sizes, seeds, task)
     averages = [i for i, view in enumerate(views) if view.kind == "averages"]
     width = max([size for view, size in zip(views, sizes) if view.kind == "types"], default=0)
