@@ -5,7 +5,11 @@ import pytest
 def local_cluster():
     """Two workers on this machine, and a client."""
     dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
-    settings = {"distributed.worker.daemon": True, "distributed.admin.log-format": "%(message)s"}
+    settings = {
+        "distributed.worker.daemon": True,
+        "distributed.admin.log-format": "%(message)s",
+        "distributed.deploy.lost-worker-timeout": "120s",  # a worker that starts for longer than that is given up
+    }
     with (
         dask.config.set(settings),
         distributed.LocalCluster(
@@ -18,6 +22,8 @@ def local_cluster():
 
 @pytest.fixture
 def cluster(local_cluster):
-    """The cluster with both of its workers: the one that the test before has killed may be on its way back."""
-    local_cluster[1].wait_for_workers(2, timeout=120)
+    """The cluster with both of its workers: one that the test before has killed is on its way back, or given up."""
+    workers, client = local_cluster
+    workers.scale(max(2, len(workers.worker_spec)))  # those that were given up begin anew
+    client.wait_for_workers(2, timeout=120)
     return local_cluster
