@@ -43,10 +43,11 @@ def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concate
     return call
 
 
-def is_little(arguments: PyTree) -> bool:
+def is_little(arguments: PyTree, most: int | None = None) -> bool:
     """Return whether there are few numbers in all arrays; not so inside of another program, which has its own way."""
+    most = LITTLE if most is None else most
     arrays = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in arrays) and sum(a.size for a in arrays) <= LITTLE
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in arrays) and sum(a.size for a in arrays) <= most
 
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:

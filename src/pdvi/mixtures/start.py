@@ -98,9 +98,7 @@ def empirical_bayes(
     subsample = recipe.kmeans_rows if subsample is None else subsample
     rng = np.random.default_rng(seed)
     sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
-    sample = np.asarray(
-        sample, float
-    )  # whose distances scikit-learn computes faster: it converts others again and again
+    sample = np.asarray(sample, float)  # scikit-learn converts single precision again and again
     kmeans = KMeans(n_components, n_init=runs, tol=recipe.kmeans_tol, random_state=int(rng.integers(2**31))).fit(sample)
     return from_labels(sample, kmeans.labels_, kmeans.cluster_centers_, recipe)
 
