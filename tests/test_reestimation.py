@@ -1,5 +1,7 @@
 """Variational EM: each step lowers the objective, and its fixed point is right."""
 
+import dataclasses
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from models_for_tests import offset_problem, two_samples
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
 from pdvi.mixtures.em import variational_em
 from pdvi.mixtures.reestimate import reestimate
-from pdvi.mixtures.reseed import reseeded
+from pdvi.mixtures.reseed import briefly, reseeded
 from pdvi.mixtures.restarts import best_of
 from pdvi.shards.partition import consecutive, layout
 
@@ -59,7 +61,7 @@ def test_tied_noise_whitens_the_residuals(x64):
     np.testing.assert_allclose(better.shards["square"].sum(0), (np.asarray(X @ step.T) ** 2).sum(0), rtol=1e-9)
 
 
-def test_an_unused_component_is_put_to_use():
+def with_an_unused_component():
     """Two clusters share a mean, and the third mean falls back to the middle, where there is nothing."""
     rng = np.random.default_rng(0)
     centres = np.array([[50.0, 0.0], [-50.0, -4.0], [-50.0, 4.0]])
@@ -68,12 +70,31 @@ def test_an_unused_component_is_put_to_use():
     settings = EmpiricalBayes(start, rows.mean(0), np.full(2, 2_000.0), np.ones(2))
     problem = gaussian_mixture_problem(rows, settings, WHERE)
     common = {"noise": None, "weights": False, "max_epochs": 60}
-    left = variational_em(problem, pdvi.CAVI(), **common).result
+    return variational_em(problem, pdvi.CAVI(), **common)
+
+
+def test_an_unused_component_is_put_to_use():
+    fitted = with_an_unused_component()
+    left = fitted.result
     assert np.asarray(left.local_params).sum((0, 1)).min() < 1
-    mended = reseeded(problem, pdvi.CAVI(), left, tol=1e-5)
+    mended = reseeded(fitted, briefly(pdvi.CAVI(), left.status, tol=1e-5)).result
     assert mended.objective < left.objective
+    assert mended.status is left.status
     assert np.asarray(mended.local_params).sum((0, 1)).min() > 500
     assert "component 2 reseeded" in mended.trace["event"].tolist()
+
+
+def test_a_trial_that_ends_worse_is_not_kept():
+    fitted, tried = with_an_unused_component(), []
+
+    def worse(problem, start, left):
+        tried.append(start)
+        trace = fitted.result.trace
+        result = dataclasses.replace(fitted.result, trace=trace.assign(objective=trace["objective"] + 1))
+        return fitted._replace(result=result)
+
+    assert reseeded(fitted, worse) is fitted
+    assert len(tried) == 1
 
 
 def test_restarts_are_what_single_runs_reach():

@@ -96,6 +96,24 @@ def test_two_domains_that_share_a_component_are_told_apart():
     assert fits[True].elbo_ > fits[False].elbo_
 
 
+@pytest.mark.parametrize("max_epochs", [100, 75])  # enough for all rounds of a trial, or for a brief one
+def test_a_component_that_a_start_leaves_empty_is_put_to_use(max_epochs):
+    adata = clouds(4_000, 3, noise=2.0)
+    X, truth = np.asarray(adata.obsm["X_pca"]), adata.obs["truth"].astype(int).to_numpy()
+    graph = pdvi.graphs.nearest(adata.obsm["spatial"], 12, mutual=False)
+    rows = {"graph": graph, "coordinates": adata.obsm["spatial"], "start": np.eye(3)[np.minimum(truth, 1)]}
+    recipe = dataclasses.replace(RECIPE, known_epochs=7)
+    mixture = pdvi.PottsMixture(3, beta=0.8, max_epochs=max_epochs, random_state=0, recipe=recipe).fit(X, **rows)
+    events = mixture.result_.trace["event"].tolist()
+    begun = events.index("component 2 reseeded")
+    assert any("re-estimated" in event for event in events[begun:]) == (max_epochs == 100)
+    assert mixture.n_iter_ <= max_epochs
+    assert pdvi.metrics.ari(truth, mixture.labels_) > 0.95
+    # in the units of the rows, whatever the rounds have whitened them by; a brief trial has the noise of two domains
+    own = np.stack([X[mixture.labels_ == k].mean(0) for k in range(3)])
+    np.testing.assert_allclose(mixture.means_, own, atol=0.1 if max_epochs == 100 else 0.5)
+
+
 @pytest.mark.parametrize(
     ("start", "message"),
     [

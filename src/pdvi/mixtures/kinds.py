@@ -38,8 +38,10 @@ class OfAverages:
         """Fit from k-means starts, and return the best."""
         X, task = self.tries.features[self.number], self.tries.task
         recipe = task.recipe
-        rows = min(recipe.kmeans_rows, recipe.kmeans_view_rows * task.n_components)
-        effort = {"runs": recipe.runs(len(X)), "subsample": rows}
+        runs, rows = recipe.runs(len(X)), recipe.kmeans_rows
+        if runs == recipe.kmeans_runs:  # with fewer each counts, and looks at all
+            rows = min(rows, recipe.kmeans_view_rows * task.n_components)
+        effort = {"runs": runs, "subsample": rows}
         seeds = range(self.seed, self.seed + task.n_init)
         starts = [empirical_bayes(X, task.n_components, seed=one, recipe=recipe, **effort) for one in seeds]
         fits = self.tries.fit([(self.number, start) for start in starts], seed=self.seed)

@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from pdvi._base.telling import tell
 from pdvi.core.problem import Problem
-from pdvi.core.result import Result
+from pdvi.core.result import Point, Result
 from pdvi.mixtures.build import point_at
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.em import Fitted, annealed, epochs_of, measured_in, variational_em
@@ -25,7 +25,7 @@ from pdvi.mixtures.exchange import exchanged
 from pdvi.mixtures.ground import Ground, is_one_program, is_one_shard
 from pdvi.mixtures.program import fit_together
 from pdvi.mixtures.refine import are_normal_clouds, are_torn
-from pdvi.mixtures.reseed import reseeded
+from pdvi.mixtures.reseed import Attempt, briefly, reseeded
 from pdvi.mixtures.restarts import best_of
 from pdvi.mixtures.start import (
     EmpiricalBayes,
@@ -142,7 +142,8 @@ def fit_rows(
     # with its own noise every start must be fitted to its end: which is best does not show before
     tries = starts if task.reestimates else starts[:1]
     fits: Iterable[_Fit]
-    if rows.graph is not None and is_one_program(rows, task, known):
+    one_program = is_one_program(rows, task, known)
+    if one_program:
         fits = _fit_together(tries, X, rows.sample, ground, task, known, seed=int(seeds[0]))
     else:
         fits = [
@@ -155,19 +156,15 @@ def fit_rows(
     batch_size = _batch_size(task, solver, len(where.rows))
     if task.exchange and rows.graph is None:
         best = _exchanged(best, solver, task, seed=int(seeds[0]), batch_size=batch_size)
-    result = best.result
     if task.reseed:
-        result = reseeded(
-            best.problem,
-            solver,
-            result,
-            exchange=exchange,
-            max_epochs=task.max_epochs - best.warm_up - epochs_of(result),
-            recipe=recipe,
-            tol=task.tol,
-            seed=int(seeds[0]),
-            batch_size=batch_size,
-        )
+        attempt = briefly(solver, best.result.status, recipe, tol=task.tol, seed=int(seeds[0]), batch_size=batch_size)
+        if one_program and known is not None:  # whose program is at hand
+            attempt = _at_length(attempt, ground, task, int(seeds[0]))
+        left = task.max_epochs - best.warm_up - epochs_of(best.result)
+        fitted = Fitted(best.problem, best.result, best.whitening)
+        better = reseeded(fitted, attempt, exchange=exchange, max_epochs=left, recipe=recipe)
+        best = _Fit(*better, best.warm_up)
+    result = best.result
     probabilities = np.asarray(where.unshard(result.local_params), float)
     seconds = time.perf_counter() - began + (0.0 if start is None else start.seconds)
     epochs = best.warm_up + epochs_of(result)
@@ -202,16 +199,27 @@ def _fit_together(
         log_scale = float(np.linalg.slogdet(whitening)[1])
         problems.append(ground.problem(white, own, log_scale, sample))
         whitenings.append(whitening)
-    options: dict[str, Any] = {
-        "noise": task.noise,
-        "weights": task.learn_weights,
-        "tol": task.tol,
-        "recipe": task.recipe,
-        "known": None if known is None else ground.where.shard(known).astype(problems[0].shards["x"].dtype),
-        "damping": ground.damping,
-    }
-    fitted = fit_together(problems, seed=seed, **options)
+    local = None if known is None else ground.where.shard(known).astype(problems[0].shards["x"].dtype)
+    fitted = fit_together(problems, known=local, seed=seed, **_how(ground, task))
     return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
+
+
+def _how(ground: Ground, task: Task) -> dict[str, Any]:
+    """Return how one program fits."""
+    how: dict[str, Any] = {"noise": task.noise, "weights": task.learn_weights, "tol": task.tol, "recipe": task.recipe}
+    return {**how, "damping": ground.damping}
+
+
+def _at_length(brief: Attempt, ground: Ground, task: Task, seed: int) -> Attempt:
+    """Return an attempt by one program, with noise and weights re-estimated, while there are epochs for all rounds."""
+    recipe = task.recipe
+
+    def attempt(problem: Problem, start: Point, left: float) -> Fitted:
+        if left < recipe.known_epochs + recipe.rounds * recipe.round_epochs:
+            return brief(problem, start, left)
+        return fit_together([problem], known=np.asarray(start.local_params), seed=seed, **_how(ground, task))[0]
+
+    return attempt
 
 
 def in_white_noise(

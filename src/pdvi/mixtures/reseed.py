@@ -7,6 +7,7 @@ share a component single rows may show nothing, where averages of a few dozen sh
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -16,46 +17,55 @@ import numpy as np
 
 from pdvi._base.types import Array, Globals
 from pdvi.core.problem import Problem
-from pdvi.core.result import Point, Result
+from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.build import point_at
-from pdvi.mixtures.em import joined, whole_fit
+from pdvi.mixtures.em import Fitted, epochs_of, joined, whole_fit
 from pdvi.mixtures.recipe import RECIPE, Recipe
 from pdvi.models.potts_mixture import neighbour_sum
 
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
 
 
+# (problem, start, epochs that are left) -> a fit from there
+Attempt = Callable[[Problem, Point, float], Fitted]
+
+
 def reseeded(
-    problem: Problem,
-    solver: Any,
-    result: Result,
-    *,
-    exchange: bool = False,
-    max_epochs: float = np.inf,
-    recipe: Recipe = RECIPE,
-    **settings: Any,
-) -> Result:
+    fitted: Fitted, attempt: Attempt, *, exchange: bool = False, max_epochs: float = np.inf, recipe: Recipe = RECIPE
+) -> Fitted:
     """Split components until none is unused or it helps no more, in at most ``max_epochs``; never ends worse.
 
     With ``exchange`` components in use are given up too (their rows go to the nearest other one) where a split
-    promises more than they are worth. Other ``settings`` are those of `fit`.
+    promises more than they are worth.
     """
     left = max_epochs
-    for _ in range(recipe.exchange_trials if exchange else np.shape(result.local_params)[-1]):
+    for _ in range(recipe.exchange_trials if exchange else np.shape(fitted.result.local_params)[-1]):
+        if left < 1:
+            break
+        start, taken = moved(fitted.problem, fitted.result, exchange, recipe)
+        if start is None or not taken:
+            break
+        trial = attempt(fitted.problem, start, left)
+        if trial.result.objective >= fitted.result.objective:
+            break
+        left -= epochs_of(trial.result)
+        result = joined(fitted.result, trial.result, told(taken))
+        fitted = Fitted(trial.problem, result, trial.whitening @ fitted.whitening)
+    return fitted
+
+
+def briefly(solver: Any, status: Status, recipe: Recipe = RECIPE, **settings: Any) -> Attempt:
+    """Return an attempt of a few epochs, noise and weights as they are; other ``settings`` are those of `fit`.
+
+    It is too short to say whether the run has converged. The run before it could, and has this ``status``.
+    """
+
+    def attempt(problem: Problem, start: Point, left: float) -> Fitted:
         epochs = min(recipe.reseed_epochs, left)
-        if epochs < 1:
-            break
-        start, taken = moved(problem, result, exchange, recipe)
-        if not taken:
-            break
-        trial = whole_fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
-        if trial.objective >= result.objective:
-            break
-        left -= epochs
-        event = told(taken)
-        # a trial has too few epochs to say whether the run has converged; the run before it could
-        result = dataclasses.replace(joined(result, trial, event), status=result.status)
-    return result
+        result = whole_fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
+        return Fitted(problem, dataclasses.replace(result, status=status), np.eye(problem.shards["x"].shape[-1]))
+
+    return attempt
 
 
 def told(taken: list[int]) -> str:
