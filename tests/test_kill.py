@@ -15,7 +15,7 @@ import pdvi
 
 pytestmark = pytest.mark.slow
 
-KILLS, EPOCHS = 10, 250
+KILLS, EPOCHS = 10, 1_000  # on a fast machine ten children make some 250
 
 CHILD = """
 import sys
