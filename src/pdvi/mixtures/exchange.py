@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdvi.mixtures.build import point_at
 from pdvi.mixtures.em import Fitted, epochs_of, joined, variational_em
 from pdvi.mixtures.recipe import Recipe
 from pdvi.mixtures.reseed import moved, told
@@ -28,7 +29,7 @@ def exchanged(
     """Exchange components while that lowers the objective, in at most ``max_epochs`` counted over all trials."""
     left = max_epochs
     for _ in range(recipe.exchanges):
-        start, taken = moved(fitted.problem, fitted.result, True, recipe, most=1)
+        local, taken = moved(fitted.problem, fitted.result, True, recipe, most=1)
         if not taken or left < recipe.known_epochs + recipe.round_epochs:
             break
         trial = variational_em(
@@ -39,7 +40,7 @@ def exchanged(
             max_epochs=int(left),
             tol=tol,
             first=recipe.known_epochs,
-            start=start,
+            start=point_at(fitted.problem, local),
             recipe=recipe,
             **settings,
         )

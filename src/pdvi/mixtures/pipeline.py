@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from pdvi._base.telling import tell
 from pdvi.core.problem import Problem
-from pdvi.core.result import Point, Result
+from pdvi.core.result import Result
 from pdvi.mixtures.build import point_at
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.em import Fitted, annealed, epochs_of, measured_in, variational_em
@@ -214,10 +214,10 @@ def _at_length(brief: Attempt, ground: Ground, task: Task, seed: int) -> Attempt
     """Return an attempt by one program, with noise and weights re-estimated, while there are epochs for all rounds."""
     recipe = task.recipe
 
-    def attempt(problem: Problem, start: Point, left: float) -> Fitted:
+    def attempt(problem: Problem, local: np.ndarray, left: float) -> Fitted:
         if left < recipe.known_epochs + recipe.rounds * recipe.round_epochs:
-            return brief(problem, start, left)
-        return fit_together([problem], known=np.asarray(start.local_params), seed=seed, **_how(ground, task))[0]
+            return brief(problem, local, left)
+        return fit_together([problem], known=local, seed=seed, **_how(ground, task))[0]
 
     return attempt
 

@@ -83,7 +83,7 @@ class Recipe:
     # Kurtosis over that of a normal cloud is 1.00 in simulated clouds, 1.06 to 1.52 on the slides and on two simulated
     # tissues with several cell types in a domain. All these are what the limit was set on.
     kurtosis_slack: float = 0.03
-    cloud_rows: int = 200_000  # that are looked at for it; the kurtosis is then known to 0.001, and so are the domains
+    cloud_rows: int = 75_000  # that are looked at for it; the kurtosis is then known to 0.001, and so are the domains
     # that a slide keeps for others; a choice
     # Domains torn into cell types predict neighbours worse by 0.4 and more; averages know a little of the spot itself,
     # which lets their labels look better than they are by 0.01.

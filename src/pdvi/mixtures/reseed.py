@@ -17,7 +17,7 @@ import numpy as np
 
 from pdvi._base.types import Array, Globals
 from pdvi.core.problem import Problem
-from pdvi.core.result import Point, Result, Status
+from pdvi.core.result import Result, Status
 from pdvi.mixtures.build import point_at
 from pdvi.mixtures.em import Fitted, epochs_of, joined, whole_fit
 from pdvi.mixtures.recipe import RECIPE, Recipe
@@ -26,8 +26,8 @@ from pdvi.models.potts_mixture import neighbour_sum
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
 
 
-# (problem, start, epochs that are left) -> a fit from there
-Attempt = Callable[[Problem, Point, float], Fitted]
+# (problem, responsibilities, epochs that are left) -> a fit from there
+Attempt = Callable[[Problem, np.ndarray, float], Fitted]
 
 
 def reseeded(
@@ -42,10 +42,10 @@ def reseeded(
     for _ in range(recipe.exchange_trials if exchange else np.shape(fitted.result.local_params)[-1]):
         if left < 1:
             break
-        start, taken = moved(fitted.problem, fitted.result, exchange, recipe)
-        if start is None or not taken:
+        local, taken = moved(fitted.problem, fitted.result, exchange, recipe)
+        if not taken:
             break
-        trial = attempt(fitted.problem, start, left)
+        trial = attempt(fitted.problem, local, left)
         if trial.result.objective >= fitted.result.objective:
             break
         left -= epochs_of(trial.result)
@@ -60,9 +60,10 @@ def briefly(solver: Any, status: Status, recipe: Recipe = RECIPE, **settings: An
     It is too short to say whether the run has converged. The run before it could, and has this ``status``.
     """
 
-    def attempt(problem: Problem, start: Point, left: float) -> Fitted:
+    def attempt(problem: Problem, local: np.ndarray, left: float) -> Fitted:
         epochs = min(recipe.reseed_epochs, left)
-        result = whole_fit(problem, solver, start=start, **{**settings, "max_epochs": epochs, "log_every": epochs})
+        own = {**settings, "max_epochs": epochs, "log_every": epochs}
+        result = whole_fit(problem, solver, start=point_at(problem, local), **own)
         return Fitted(problem, dataclasses.replace(result, status=status), np.eye(problem.shards["x"].shape[-1]))
 
     return attempt
@@ -75,8 +76,8 @@ def told(taken: list[int]) -> str:
 
 def moved(
     problem: Problem, result: Result, exchange: bool, recipe: Recipe, most: int | None = None
-) -> tuple[Point | None, list[int]]:
-    """Return the point in which cheap components have taken over parts of those that look like two, and which have.
+) -> tuple[np.ndarray, list[int]]:
+    """Return responsibilities where cheap components have taken over parts of those that look like two, and which have.
 
     With ``exchange`` components in use are cheap too, if they are worth less than a split promises; ``most``: so many.
     """
@@ -86,7 +87,7 @@ def moved(
     mass = phi.sum(0)
     unused = mass < recipe.unused_share * float(problem.model.n_rows) / len(mass)
     if not (unused.any() or exchange):
-        return None, []
+        return local, []
     distance = ((mean[:, None] - mean) ** 2).sum(-1)
     distance[:, unused] = np.inf
     np.fill_diagonal(distance, np.inf)
@@ -105,7 +106,7 @@ def moved(
         phi[rows, k] = 0
         distance[:, free] = np.inf  # no longer where it was
         taken.append(int(free))
-    return point_at(problem, local), taken
+    return local, taken
 
 
 def _splits(problem: Problem, result: Result, used: np.ndarray, recipe: Recipe) -> list[tuple[float, int, np.ndarray]]:
