@@ -3,12 +3,14 @@
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pdvi
-from pdvi.mixtures import RECIPE, Recipe
+from pdvi.mixtures import RECIPE, Recipe, kinds
+from pdvi.mixtures.task import Task
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/how-domains-decides.md").read_text()
@@ -77,3 +79,25 @@ def test_the_recipe_that_was_used_is_kept_in_the_file(tmp_path):
     assert params["spatial_key"] == "places"
     assert pdvi.tl.domains(adata, 3, graph_key="mine", spatial_key="places", recipe=recipe) is None
     np.testing.assert_array_equal(adata.obs["domain"], copied.obs["domain"])
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_domains", "runs", "rows"),
+    [
+        (3_600, 7, RECIPE.kmeans_runs, 7 * RECIPE.kmeans_view_rows),  # all runs: some rows a domain
+        (3_600, 100, RECIPE.kmeans_runs, RECIPE.kmeans_rows),  # many domains: no more than ever
+        (19_300, 7, 2, RECIPE.kmeans_rows),  # few runs: each looks at all
+    ],
+)
+def test_k_means_of_a_view_looks_at_few_rows_only_where_it_has_all_its_runs(monkeypatch, n_rows, n_domains, runs, rows):
+    class Asked(Exception):
+        pass
+
+    def asked(X, n_components, *, seed, recipe, runs, subsample):
+        raise Asked(runs, subsample)
+
+    monkeypatch.setattr(kinds, "empirical_bayes", asked)
+    tries = SimpleNamespace(features=[np.zeros((n_rows, 2))], task=Task(n_domains))
+    with pytest.raises(Asked) as found:
+        kinds.OfAverages(tries, 0, seed=0).begin()
+    assert found.value.args == (runs, rows)
