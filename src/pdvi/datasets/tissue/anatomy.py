@@ -46,7 +46,9 @@ class Organ(NamedTuple):
         """Return the distance from the centre as a share of the outline's: below 1 inside."""
         angle = np.arctan2(points[:, 1], points[:, 0])
         turns = angle[:, None] * np.arange(2, 2 + len(self.outline), dtype=np.float32)
-        waves = np.cos(turns) @ self.outline[:, 0] + np.sin(turns) @ self.outline[:, 1]
+        # Not by `@`: OpenBLAS looks at five columns with what the stack holds beside them, and may warn of it.
+        cosine, sine = self.outline.T
+        waves = np.einsum("nk,k->n", np.cos(turns), cosine) + np.einsum("nk,k->n", np.sin(turns), sine)
         return np.hypot(points[:, 0], points[:, 1]) / (1 + waves)
 
     def depth(self, points: np.ndarray) -> np.ndarray:
