@@ -33,35 +33,30 @@ def neighbour_tables(
     all. Without ``halo`` edges between shards are dropped. All tables have columns for the row with most neighbours.
     """
     dtype = np.dtype(jnp.result_type(float))
-    slots, n_slots = where.slots, where.rows.shape[1]
+    slots, n_slots = where.slots.astype(np.int32), where.rows.shape[1]
     degree = _most_neighbours(graph, slots // n_slots, halo)
     # an even number: half of them can be worked on at once
     degree = degree_bucket(degree) if where.bucketed else max(2, degree + degree % 2)
     for b, rows in enumerate(where.rows):
         taken = np.flatnonzero(rows >= 0)
         edges = sp.csr_array(graph[rows[taken]])
-        slot = np.repeat(taken, np.diff(edges.indptr))
-        column = np.arange(len(slot)) - np.repeat(edges.indptr[:-1], np.diff(edges.indptr))
-        entry = slots[edges.indices] - b * n_slots
+        begin, entry, weights = edges.indptr, slots[edges.indices] - b * n_slots, edges.data
         outside = (entry < 0) | (entry >= n_slots)
-        ghosts, weights = np.empty(0, np.int32), beta * edges.data
+        ghosts = np.empty(0, np.int32)
         if halo:
             unique, rank = np.unique(entry[outside], return_inverse=True)
             entry[outside] = n_slots + rank
             ghosts = (unique + b * n_slots).astype(np.int32)
         else:
             inside = ~outside
-            column = (np.cumsum(inside) - inside)[inside] - _before(inside, edges.indptr)[inside]
-            slot, entry, weights = slot[inside], entry[inside], weights[inside]
+            begin, entry, weights = np.concatenate([[0], np.cumsum(inside)])[begin], entry[inside], weights[inside]
+        count = np.diff(begin)
         table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), dtype)
-        table[column, slot], weight[column, slot] = entry, weights
+        for column in range(degree):  # one after the other: all at once would jump through memory
+            has = np.flatnonzero(count > column)
+            at = begin[has] + column
+            table[column, taken[has]], weight[column, taken[has]] = entry[at], beta * weights[at]
         yield NeighbourTable(table, weight, ghosts)
-
-
-def _before(inside: np.ndarray, indptr: np.ndarray) -> np.ndarray:
-    """Return for every edge how many are inside in all rows before its own."""
-    running = np.concatenate([[0], np.cumsum(inside)])
-    return np.repeat(running[indptr[:-1]], np.diff(indptr))
 
 
 def _most_neighbours(graph: sp.csr_array, patch: np.ndarray, halo: bool) -> int:
