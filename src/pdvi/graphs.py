@@ -19,8 +19,10 @@ def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_a
     coordinates = _points(coordinates)
     n = len(coordinates)
     k = whole("k", k, least=1, most=n - 1, of="the number of spots less one")
-    target = other_rows(coordinates, k).ravel()
-    directed = sp.csr_array((np.ones(n * k, np.float32), target, np.arange(0, n * k + 1, k)), shape=(n, n))
+    index = np.int32 if n * k <= np.iinfo(np.int32).max else np.int64  # half the memory, and so the time, if it will do
+    target = other_rows(coordinates, k).ravel().astype(index, copy=False)
+    begin = np.arange(0, n * k + 1, k, dtype=index)
+    directed = sp.csr_array((np.ones(n * k, np.float32), target, begin), shape=(n, n))
     directed.sort_indices()
     reverse = sp.csr_array(directed.T)
     return sp.csr_array(directed.minimum(reverse) if mutual else directed.maximum(reverse))
