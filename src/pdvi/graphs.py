@@ -19,9 +19,9 @@ def nearest(coordinates: np.ndarray, k: int, *, mutual: bool = True) -> sp.csr_a
     coordinates = _points(coordinates)
     n = len(coordinates)
     k = whole("k", k, least=1, most=n - 1, of="the number of spots less one")
-    index = np.int32 if n * k <= np.iinfo(np.int32).max else np.int64  # half the memory, and so the time, if it will do
-    target = other_rows(coordinates, k).ravel().astype(index, copy=False)
-    begin = np.arange(0, n * k + 1, k, dtype=index)
+    index = np.dtype(np.int32 if n * k <= np.iinfo(np.int32).max else np.int64)  # of half the size if that will do
+    target: np.ndarray = other_rows(coordinates, k).ravel().astype(index, copy=False)
+    begin: np.ndarray = np.arange(0, n * k + 1, k).astype(index, copy=False)
     directed = sp.csr_array((np.ones(n * k, np.float32), target, begin), shape=(n, n))
     directed.sort_indices()
     reverse = sp.csr_array(directed.T)

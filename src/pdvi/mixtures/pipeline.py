@@ -200,14 +200,8 @@ def _fit_together(
         problems.append(ground.problem(white, own, log_scale, sample))
         whitenings.append(whitening)
     local = None if known is None else ground.where.shard(known).astype(problems[0].shards["x"].dtype)
-    fitted = fit_together(problems, known=local, seed=seed, **_how(ground, task))
+    fitted = fit_together(problems, known=local, seed=seed, damping=ground.damping, **task.how)
     return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
-
-
-def _how(ground: Ground, task: Task) -> dict[str, Any]:
-    """Return how one program fits."""
-    how: dict[str, Any] = {"noise": task.noise, "weights": task.learn_weights, "tol": task.tol, "recipe": task.recipe}
-    return {**how, "damping": ground.damping}
 
 
 def _at_length(brief: Attempt, ground: Ground, task: Task, seed: int) -> Attempt:
@@ -217,7 +211,7 @@ def _at_length(brief: Attempt, ground: Ground, task: Task, seed: int) -> Attempt
     def attempt(problem: Problem, local: np.ndarray, left: float) -> Fitted:
         if left < recipe.known_epochs + recipe.rounds * recipe.round_epochs:
             return brief(problem, local, left)
-        return fit_together([problem], known=local, seed=seed, **_how(ground, task))[0]
+        return fit_together([problem], known=local, seed=seed, damping=ground.damping, **task.how)[0]
 
     return attempt
 

@@ -91,6 +91,11 @@ class Task:
         return self.covariance if self.estimate_noise else None
 
     @property
+    def how(self) -> dict[str, Any]:
+        """How one program fits, see `fit_together`."""
+        return {"noise": self.noise, "weights": self.learn_weights, "tol": self.tol, "recipe": self.recipe}
+
+    @property
     def reestimates(self) -> bool:
         """Whether starts differ in more than their means."""
         return self.estimate_noise or self.learn_weights

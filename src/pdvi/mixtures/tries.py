@@ -28,17 +28,8 @@ class Tries:
 
     def fit(self, tries: list[tuple[int, EmpiricalBayes]], *, seed: int = 0) -> list[Fitted]:
         """Fit features, named by their numbers, from settings."""
-        task = self.task
         problems = [self._problem(number, settings) for number, settings in tries]
-        return fit_together(
-            problems,
-            noise=task.noise,
-            weights=task.learn_weights,
-            tol=task.tol,
-            recipe=task.recipe,
-            seed=seed,
-            damping=self.ground.damping,
-        )
+        return fit_together(problems, seed=seed, damping=self.ground.damping, **self.task.how)
 
     def probabilities(self, fitted: Fitted) -> np.ndarray:
         """Return the probabilities that a fit gives every row."""
