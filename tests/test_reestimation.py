@@ -10,8 +10,9 @@ import pytest
 import pdvi
 from models_for_tests import offset_problem, two_samples
 from pdvi.mixtures import EmpiricalBayes, empirical_bayes, gaussian_mixture_problem
+from pdvi.mixtures.build import point_at
 from pdvi.mixtures.em import variational_em
-from pdvi.mixtures.reestimate import reestimate
+from pdvi.mixtures.reestimate import reestimate, reweighted
 from pdvi.mixtures.reseed import briefly, reseeded
 from pdvi.mixtures.restarts import best_of
 from pdvi.shards.partition import consecutive, layout
@@ -61,15 +62,25 @@ def test_tied_noise_whitens_the_residuals(x64):
     np.testing.assert_allclose(better.shards["square"].sum(0), (np.asarray(X @ step.T) ** 2).sum(0), rtol=1e-9)
 
 
-def with_an_unused_component():
+def test_weights_of_responsibilities_are_those_of_a_reestimation(x64):
+    problem = problem_of()
+    local = np.random.default_rng(1).dirichlet(np.arange(1.0, 4.0), WHERE.rows.shape) * WHERE.mask[..., None]
+    found = reweighted(problem, local)
+    expected, *_ = reestimate(problem, point_at(problem, local), noise=None, weights=True)
+    np.testing.assert_allclose(found.model.log_weights, expected.model.log_weights, rtol=1e-12)
+    np.testing.assert_array_equal(found.model.noise_variance, problem.model.noise_variance)
+    assert not np.allclose(found.model.log_weights, problem.model.log_weights)
+
+
+def with_an_unused_component(weights=False, apart=8.0):
     """Two clusters share a mean, and the third mean falls back to the middle, where there is nothing."""
     rng = np.random.default_rng(0)
-    centres = np.array([[50.0, 0.0], [-50.0, -4.0], [-50.0, 4.0]])
+    centres = np.array([[50.0, 0.0], [-50.0, -apart / 2], [-50.0, apart / 2]])
     rows = centres[np.arange(3_000) % 3] + rng.standard_normal((3_000, 2))
     start = np.array([[50.0, 0.0], [-50.0, 0.0], [0.0, 500.0]])
     settings = EmpiricalBayes(start, rows.mean(0), np.full(2, 2_000.0), np.ones(2))
     problem = gaussian_mixture_problem(rows, settings, WHERE)
-    common = {"noise": None, "weights": False, "max_epochs": 60}
+    common = {"noise": None, "weights": weights, "max_epochs": 60}
     return variational_em(problem, pdvi.CAVI(), **common)
 
 
@@ -82,6 +93,18 @@ def test_an_unused_component_is_put_to_use():
     assert mended.status is left.status
     assert np.asarray(mended.local_params).sum((0, 1)).min() > 500
     assert "component 2 reseeded" in mended.trace["event"].tolist()
+
+
+def test_an_unused_component_of_no_weight_is_put_to_use():
+    """A learned weight of next to nothing keeps rows away, whatever they are like."""
+    fitted = with_an_unused_component(weights=True, apart=5.0)
+    attempt = briefly(pdvi.CAVI(), fitted.result.status, tol=1e-5)
+    assert float(fitted.problem.model.log_weights.min()) < -12
+    as_it_was, mended = reseeded(fitted, attempt), reseeded(fitted, attempt, weights=True)
+    assert np.asarray(as_it_was.result.local_params).sum((0, 1)).min() < 50
+    assert np.asarray(mended.result.local_params).sum((0, 1)).min() > 500
+    assert mended.result.objective < as_it_was.result.objective - 1_000
+    np.testing.assert_allclose(np.exp(mended.problem.model.log_weights), 1 / 3, atol=0.01)
 
 
 def test_a_trial_that_ends_worse_is_not_kept():

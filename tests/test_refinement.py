@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 
 import pdvi
 from pdvi.mixtures.recipe import RECIPE
-from pdvi.mixtures.refine import kurtosis, surprise
+from pdvi.mixtures.refine import apart, are_torn, kurtosis, surprise
 
 
 def clouds(n=10_000, n_domains=8, noise=3.0, seed=0):
@@ -61,6 +61,43 @@ def test_domains_of_several_cell_types_are_left_whole():
     assert surprise(X, found[0], graph) < surprise(X, found[1], graph) - RECIPE.surprise_slack
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:made what was missing")
+def test_domains_that_would_be_scattered_are_left_whole():
+    """The types of a domain may be so close that its spots look like one cloud, and are predicted well when torn."""
+    adata = pdvi.datasets.tissue(10_000, features=20, n_domains=15, seed=6)
+    pdvi.tl.domains(adata, 15)
+    pdvi.tl.domains(adata, 15, refine=True, key_added="torn")
+    assert not adata.uns["domain"]["refined"]
+    X, found = adata.obsm["X_spatial"], [adata.obsm[f"{key}_posterior"] for key in ("domain", "torn")]
+    assert abs(kurtosis(X, found[0]) - 1) < RECIPE.kurtosis_slack
+    graph = pdvi.graphs.nearest(adata.obsm["spatial"], RECIPE.refine_neighbors)
+    assert surprise(X, found[1], graph) < surprise(X, found[0], graph) + RECIPE.surprise_slack
+    assert ari(adata) > ari(adata, "torn") + 0.05
+
+
+def test_how_many_neighbours_have_another_label():
+    chain = pdvi.graphs.within(np.arange(6.0)[:, None], 1.0)
+    assert apart(np.eye(2)[[0, 0, 0, 1, 1, 1]], chain) == pytest.approx(1 / 5)
+    assert apart(np.eye(2)[[0, 1, 0, 1, 0, 1]], chain) == 1
+    assert apart(np.eye(2)[[0, 0, 0, 0, 0, 0]], chain) == 0
+
+
+def test_domains_that_hang_together_may_move_but_not_scatter():
+    rng = np.random.default_rng(0)
+    places = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0)), -1).reshape(-1, 2)
+    graph = pdvi.graphs.nearest(places, 8)
+
+    def halves(border):
+        return np.eye(2)[(places[:, 0] > border).astype(int)]
+
+    X = 0.1 * rng.standard_normal((len(places), 3))  # tells nothing
+    scattered = np.eye(2)[rng.integers(2, size=len(places))]
+    assert not are_torn(X, halves(25.5), halves(19.5), graph)
+    assert are_torn(X, scattered, halves(19.5), graph)
+    assert surprise(X, scattered, graph) == pytest.approx(surprise(X, halves(19.5), graph), abs=RECIPE.surprise_slack)
+
+
 def test_some_rows_tell_how_much_more_surprising_other_labels_are():
     data = pdvi.datasets.tissue_features(4_000, n_features=5, n_domains=4, patchiness=6, seed=0)
     graph, labels = pdvi.graphs.nearest(data.coordinates, 12), np.eye(4)[data.labels]
@@ -96,17 +133,20 @@ def test_two_domains_that_share_a_component_are_told_apart():
     assert fits[True].elbo_ > fits[False].elbo_
 
 
-@pytest.mark.parametrize("max_epochs", [100, 75])  # enough for all rounds of a trial, or for a brief one
-def test_a_component_that_a_start_leaves_empty_is_put_to_use(max_epochs):
-    adata = clouds(4_000, 3, noise=2.0)
+# enough epochs for all rounds of a trial, or for some; one program, or patches
+@pytest.mark.parametrize(("max_epochs", "patches"), [(100, None), (75, None), (100, 4)])
+@pytest.mark.parametrize("learn_weights", [False, True])
+def test_a_component_that_a_start_leaves_empty_is_put_to_use(max_epochs, patches, learn_weights):
+    adata = clouds(4_000, 3, noise=0.7 if learn_weights else 2.0)
     X, truth = np.asarray(adata.obsm["X_pca"]), adata.obs["truth"].astype(int).to_numpy()
     graph = pdvi.graphs.nearest(adata.obsm["spatial"], 12, mutual=False)
     rows = {"graph": graph, "coordinates": adata.obsm["spatial"], "start": np.eye(3)[np.minimum(truth, 1)]}
     recipe = dataclasses.replace(RECIPE, known_epochs=7)
-    mixture = pdvi.PottsMixture(3, beta=0.8, max_epochs=max_epochs, random_state=0, recipe=recipe).fit(X, **rows)
+    how = {"beta": 0.8, "learn_weights": learn_weights, "n_patches": patches, "random_state": 0, "recipe": recipe}
+    mixture = pdvi.PottsMixture(3, max_epochs=max_epochs, **how).fit(X, **rows)
     events = mixture.result_.trace["event"].tolist()
     begun = events.index("component 2 reseeded")
-    assert any("re-estimated" in event for event in events[begun:]) == (max_epochs == 100)
+    assert any("re-estimated" in event for event in events[begun:])
     assert mixture.n_iter_ <= max_epochs
     assert pdvi.metrics.ari(truth, mixture.labels_) > 0.95
     # in the units of the rows, whatever the rounds have whitened them by; a brief trial has the noise of two domains

@@ -1,8 +1,8 @@
 """Components exchanged: one is split, another given up, all is fitted anew; kept if the objective falls.
 
 Re-estimation stays where k-means began: a component that covers two clusters and two that share one are an optimum.
-Unlike a brief one of `reseeded`, which keeps noise and weights, a trial re-estimates them too, since at a poor optimum
-the noise is large enough to hide what was merged; and it may begin where the exchange promises less than it costs.
+A trial re-estimates noise and weights, since at a poor optimum the noise is large enough to hide what was merged; and,
+unlike one of `reseeded`, it may begin where the exchange promises less than it costs.
 """
 
 from __future__ import annotations

@@ -157,12 +157,15 @@ def fit_rows(
     if task.exchange and rows.graph is None:
         best = _exchanged(best, solver, task, seed=int(seeds[0]), batch_size=batch_size)
     if task.reseed:
-        attempt = briefly(solver, best.result.status, recipe, tol=task.tol, seed=int(seeds[0]), batch_size=batch_size)
-        if one_program and known is not None:  # whose program is at hand
-            attempt = _at_length(attempt, ground, task, int(seeds[0]))
+        common = {"seed": int(seeds[0]), "batch_size": batch_size}
+        attempt = briefly(solver, best.result.status, recipe, tol=task.tol, **common)
+        if task.reestimates:
+            at_hand = ground if one_program and known is not None else None
+            attempt = _at_length(attempt, at_hand, task, solver, **common)
         left = task.max_epochs - best.warm_up - epochs_of(best.result)
         fitted = Fitted(best.problem, best.result, best.whitening)
-        better = reseeded(fitted, attempt, exchange=exchange, max_epochs=left, recipe=recipe)
+        how = {"weights": task.learn_weights, "exchange": exchange}
+        better = reseeded(fitted, attempt, **how, max_epochs=left, recipe=recipe)
         best = _Fit(*better, best.warm_up)
     result = best.result
     probabilities = np.asarray(where.unshard(result.local_params), float)
@@ -204,14 +207,22 @@ def _fit_together(
     return [_Fit(fit.problem, fit.result, fit.whitening @ matrix, 0) for fit, matrix in zip(fitted, whitenings)]
 
 
-def _at_length(brief: Attempt, ground: Ground, task: Task, seed: int) -> Attempt:
-    """Return an attempt by one program, with noise and weights re-estimated, while there are epochs for all rounds."""
+def _at_length(
+    brief: Attempt, ground: Ground | None, task: Task, solver: Any, *, seed: int, batch_size: int
+) -> Attempt:
+    """Return an attempt with noise and weights re-estimated, as long as there are epochs for it, else a ``brief`` one.
+
+    On a ``ground`` it is the program that is at hand there, if there are epochs for all its rounds.
+    """
     recipe = task.recipe
 
     def attempt(problem: Problem, local: np.ndarray, left: float) -> Fitted:
-        if left < recipe.known_epochs + recipe.rounds * recipe.round_epochs:
+        if left < recipe.known_epochs + recipe.round_epochs:
             return brief(problem, local, left)
-        return fit_together([problem], known=local, seed=seed, damping=ground.damping, **task.how)[0]
+        if ground is not None and left >= recipe.known_epochs + recipe.rounds * recipe.round_epochs:
+            return fit_together([problem], known=local, seed=seed, damping=ground.damping, **task.how)[0]
+        common: dict[str, Any] = {"start": point_at(problem, local), "seed": seed, "batch_size": batch_size}
+        return variational_em(problem, solver, max_epochs=int(left), first=recipe.known_epochs, **common, **task.how)
 
     return attempt
 

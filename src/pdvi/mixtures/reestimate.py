@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pdvi._base.types import Array, PyTree, Shard
 from pdvi.core.model import Augmentation
@@ -39,6 +40,16 @@ def reestimate(
     if isinstance(problem.model, SampleOffsets):
         return _of_samples(problem, point, partial(_of_mixture, rows=rows, weights=weights, floor=floor))
     return _of_mixture(problem, point, rows=rows, weights=weights, floor=floor)
+
+
+def reweighted(problem: Problem, local: np.ndarray, floor: float = RECIPE.floor) -> Problem:
+    """Return a mixture with the weights that responsibilities have, and all else as it was."""
+    model = problem.model
+    mixture: Any = model.mixture if isinstance(model, SampleOffsets) else model
+    mass = jnp.asarray(local.reshape(-1, local.shape[-1]).sum(0))
+    mixture = dataclasses.replace(mixture, log_weights=_log_shares(mass, mixture.n_rows, floor, mixture.present))
+    model = dataclasses.replace(model, mixture=mixture) if isinstance(model, SampleOffsets) else mixture
+    return eqx.tree_at(lambda p: p.model, problem, model)
 
 
 @eqx.filter_jit
@@ -146,6 +157,7 @@ def _whitening(scatter: Array, about: Array, floor: float) -> Array:
     return jax.scipy.linalg.solve_triangular(factor, eye, lower=True)
 
 
+@eqx.filter_jit
 def _log_shares(mass: Array, n_rows: Array, floor: float, present: Array) -> Array:
     share = jnp.where(present, jnp.maximum(mass, floor * n_rows / present.sum()), 0.0)
     return jnp.where(present, jnp.log(share / share.sum()), ABSENT)

@@ -21,6 +21,7 @@ from pdvi.core.result import Result, Status
 from pdvi.mixtures.build import point_at
 from pdvi.mixtures.em import Fitted, epochs_of, joined, whole_fit
 from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.reestimate import reweighted
 from pdvi.models.potts_mixture import neighbour_sum
 
 GAUSSIAN = 2 / np.pi  # the share of a normal variable's variance that its best split explains
@@ -31,12 +32,19 @@ Attempt = Callable[[Problem, np.ndarray, float], Fitted]
 
 
 def reseeded(
-    fitted: Fitted, attempt: Attempt, *, exchange: bool = False, max_epochs: float = np.inf, recipe: Recipe = RECIPE
+    fitted: Fitted,
+    attempt: Attempt,
+    *,
+    weights: bool = False,
+    exchange: bool = False,
+    max_epochs: float = np.inf,
+    recipe: Recipe = RECIPE,
 ) -> Fitted:
     """Split components until none is unused or it helps no more, in at most ``max_epochs``; never ends worse.
 
-    With ``exchange`` components in use are given up too (their rows go to the nearest other one) where a split
-    promises more than they are worth.
+    With ``weights``, which are learned, a component's is that of the rows it is given: that of an unused one is so low
+    that it would keep all rows away. With ``exchange`` components in use are given up too (their rows go to the
+    nearest other one) where a split promises more than they are worth.
     """
     left = max_epochs
     for _ in range(recipe.exchange_trials if exchange else np.shape(fitted.result.local_params)[-1]):
@@ -45,7 +53,7 @@ def reseeded(
         local, taken = moved(fitted.problem, fitted.result, exchange, recipe)
         if not taken:
             break
-        trial = attempt(fitted.problem, local, left)
+        trial = attempt(reweighted(fitted.problem, local, recipe.floor) if weights else fitted.problem, local, left)
         if trial.result.objective >= fitted.result.objective:
             break
         left -= epochs_of(trial.result)
@@ -55,7 +63,7 @@ def reseeded(
 
 
 def briefly(solver: Any, status: Status, recipe: Recipe = RECIPE, **settings: Any) -> Attempt:
-    """Return an attempt of a few epochs, noise and weights as they are; other ``settings`` are those of `fit`.
+    """Return an attempt of a few epochs, hyper-parameters as they are; other ``settings`` are those of `fit`.
 
     It is too short to say whether the run has converged. The run before it could, and has this ``status``.
     """
