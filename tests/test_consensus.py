@@ -12,7 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 import pdvi
 from pdvi.mixtures.consensus import adjusted_rand, consensus, match
 from pdvi.mixtures.recipe import RECIPE
-from pdvi.mixtures.views import VIEWS, _side_by_side
+from pdvi.mixtures.task import Task
+from pdvi.mixtures.views import VIEWS, Seen, Tissue, _settled, _side_by_side
 
 FIRST = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
 
@@ -208,3 +209,23 @@ def test_only_the_first_thread_looks_for_libraries():
     """Another, while one imports a library, waits for ever: each holds the lock that the other asks for."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", LOOKED_UP], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_where_views_disagree_the_best_for_the_first_is_kept(right):
+    """Two views of three have merged two strips and torn a third, and votes would follow them."""
+    rng = np.random.default_rng(0)
+    places = np.stack(np.meshgrid(np.arange(60.0), np.arange(50.0)), -1).reshape(-1, 2)
+    strips = (places[:, 0] // 10).astype(int)
+    X = (rng.standard_normal((6, 5))[strips] + 0.4 * rng.standard_normal((3_000, 5))).astype(np.float32)
+    graph = pdvi.graphs.nearest(places, 8).astype(float)
+    tissue = Tissue(X, {VIEWS[0].n_neighbors: X}, graph, places)
+
+    merged = np.where(strips == 1, 0, strips)
+    labellings = [np.where((strips == 2) & (places[:, 1] > 25), 1, merged)] * 3
+    labellings[right] = strips
+    seen = [Seen(VIEWS[0], 5, np.eye(6)[labels], None, 0.0) for labels in labellings]
+    task = Task(6, beta=0.2, learn_weights=True, reseed=False, random_state=0)  # else each would mend itself
+    found = _settled(tissue, seen, task).argmax(1)
+    assert adjusted_rand_score(strips, found) > 0.95
+    assert adjusted_rand_score(strips, consensus(labellings, 6).labels) < 0.95

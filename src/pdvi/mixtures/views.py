@@ -24,7 +24,7 @@ from pdvi._base.telling import tell
 from pdvi.core.result import Result
 from pdvi.mixtures.coarse import coarsened
 from pdvi.mixtures.consensus import Consensus, adjusted_rand, consensus
-from pdvi.mixtures.ground import is_one_program
+from pdvi.mixtures.ground import Ground, is_one_program
 from pdvi.mixtures.kinds import Fit, OfAverages, OfTypes
 from pdvi.mixtures.pipeline import fit_rows
 from pdvi.mixtures.recipe import Recipe
@@ -110,7 +110,7 @@ class Agreed(NamedTuple):
 def see(
     tissue: Tissue, views: tuple[View, ...], task: Task, refine: Callable[[Start], Found | None] | None = None
 ) -> Agreed:
-    """Fit every view; of a large tissue on groups of rows, from whose consensus its own rows are then fitted.
+    """Fit every view; of a large tissue on groups of rows, from whose domains its own rows are then fitted.
 
     ``refine`` may fit single spots from what the views agree on; None from it means that this makes no sense.
     """
@@ -118,11 +118,14 @@ def see(
     is_large = len(tissue.components) > recipe.group_above
     seen_on, group = _grouped(tissue, recipe) if is_large else (tissue, None)
     seen = _fit_views(seen_on, views, task)
+    agreed = consensus([one.probabilities.argmax(1) for one in seen], n_domains)
+    probability = agreed.probability
     if group is not None:
+        if agreed.agreement.min() < recipe.view_same:
+            probability = _settled(seen_on, seen, task)
+        probability = probability[group]
         seen = [one._replace(probabilities=one.probabilities[group], alone=one.independent[group]) for one in seen]
-    labellings = [one.probabilities.argmax(1) for one in seen]
-    agreed = consensus(labellings, n_domains)
-    start = Start(agreed.probability.astype(np.float32), sum(one.seconds for one in seen))
+    start = Start(probability.astype(np.float32), sum(one.seconds for one in seen))
     found = None if refine is None else refine(start)
     refined = found is not None
     if found is None and is_large:
@@ -133,6 +136,20 @@ def see(
     independent = consensus([one.independent for one in seen], n_domains, labels)
     agreed = independent._replace(medoid=agreed.medoid)
     return Agreed(seen, agreed, found, refined)
+
+
+def _settled(tissue: Tissue, seen: list[Seen], task: Task) -> np.ndarray:
+    """Return probabilities from which all spots are fitted where views disagree: votes may leave a domain to nobody.
+
+    The first view is fitted from what each has found, and the best kept: of the same features objectives can be
+    compared.
+    """
+    tell("what the views have found, compared")
+    rows = tissue.rows(seen[0].view, seen[0].n_components)
+    starts = [Start(one.probabilities.astype(np.float32)) for one in seen]
+    ground = Ground(rows, task, starts[0].probabilities)
+    fits = [fit_rows(rows, task, start, exchange=True, ground=ground) for start in starts]
+    return min(fits, key=lambda found: found.result.objective).probabilities
 
 
 def _grouped(tissue: Tissue, recipe: Recipe) -> tuple[Tissue, np.ndarray]:
@@ -252,7 +269,7 @@ def _fit_large(tissue: Tissue, view: View, size: int, width: int, seed: int, tri
     began = time.perf_counter()
     if view.kind == "averages":
         own = replace(tries.task, random_state=seed)
-        found = fit_rows(tissue.rows(view, size), own, width=width, ground=tries.ground)
+        found = fit_rows(tissue.rows(view, size), own, exchange=True, width=width, ground=tries.ground)
         fit = Fit(found.probabilities, found.result)
     else:
         X = tissue.components[:, :size]
