@@ -118,10 +118,11 @@ def see(
     is_large = len(tissue.components) > recipe.group_above
     seen_on, group = _grouped(tissue, recipe) if is_large else (tissue, None)
     seen = _fit_views(seen_on, views, task)
-    agreed = consensus([one.probabilities.argmax(1) for one in seen], n_domains)
+    labellings = [one.probabilities.argmax(1) for one in seen]
+    agreed = consensus(labellings, n_domains)
     probability = agreed.probability
     if group is not None:
-        if agreed.agreement.min() < recipe.view_same:
+        if min(adjusted_rand(labels, agreed.labels, n_domains) for labels in labellings) < recipe.view_same:
             probability = _settled(seen_on, seen, task)
         probability = probability[group]
         seen = [one._replace(probabilities=one.probabilities[group], alone=one.independent[group]) for one in seen]
