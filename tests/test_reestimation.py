@@ -72,6 +72,15 @@ def test_weights_of_responsibilities_are_those_of_a_reestimation(x64):
     assert not np.allclose(found.model.log_weights, problem.model.log_weights)
 
 
+def test_so_they_are_in_a_mixture_of_samples_with_offsets(x64):
+    problem, where = offset_problem(two_samples(300), 3)
+    local = np.random.default_rng(1).dirichlet(np.arange(1.0, 5.0), where.rows.shape) * where.mask[..., None]
+    found = reweighted(problem, local)
+    expected, *_ = reestimate(problem, point_at(problem, local), noise=None, weights=True)
+    np.testing.assert_allclose(found.model.mixture.log_weights, expected.model.mixture.log_weights, rtol=1e-12)
+    np.testing.assert_array_equal(found.model.offset_variance, problem.model.offset_variance)
+
+
 def with_an_unused_component(weights=False, apart=8.0):
     """Two clusters share a mean, and the third mean falls back to the middle, where there is nothing."""
     rng = np.random.default_rng(0)
