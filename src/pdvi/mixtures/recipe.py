@@ -88,7 +88,7 @@ class Recipe:
     # Domains torn into cell types predict neighbours worse by 0.4 and more; averages know a little of the spot itself,
     # which lets their labels look better than they are by 0.01.
     surprise_slack: float = 0.1
-    # Borders move, but domains hang together: so many times as many neighbours of another domain as before. In 29 tries
+    # Borders move, but domains hang together: so many times as many neighbours of another domain as before. In 31 tries
     # on simulated tissues it was 0.4 to 1.3 where the ARI changed by -0.02 to +0.17, and 1.9 to 17 where it fell by
     # 0.03 to 0.66.
     apart_slack: float = 1.5

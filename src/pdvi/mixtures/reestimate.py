@@ -43,7 +43,7 @@ def reestimate(
 
 
 def reweighted(problem: Problem, local: np.ndarray, floor: float = RECIPE.floor) -> Problem:
-    """Return a mixture with the weights that responsibilities have, and all else as it was."""
+    """Return a mixture with the weights that responsibilities (0 in padding) have, and all else as it was."""
     model = problem.model
     mixture: Any = model.mixture if isinstance(model, SampleOffsets) else model
     mass = jnp.asarray(local.reshape(-1, local.shape[-1]).sum(0))
