@@ -19,7 +19,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import pdvi
 from pdvi._anndata.blocks import Blocks, Part
-from pdvi._base.stages import Stages, only_one
+from pdvi._base.stages import Stages
+from pdvi._base.work_dir import WorkDir
 from pdvi.cli.app import main
 from pdvi.mixtures.pipeline import fit_rows
 from pdvi.mixtures.stored import fit_stored
@@ -89,7 +90,7 @@ class InMemory(Stages):
     """Stages in a folder of a test, of one piece of work."""
 
     def __init__(self, folder):
-        super().__init__(folder, "test")
+        super().__init__(WorkDir(folder), "test")
 
 
 def in_blocks(adata, folder, n_genes, monkeypatch):
@@ -170,11 +171,11 @@ def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path):
     known = np.eye(4, dtype=np.float32)[np.where(rng.random(2_500) < 0.15, 0, truth)]
     whole = fit_rows(rows, task, Start(known))
     assert adjusted_rand_score(whole.probabilities.argmax(1), truth) > 0.9
-    place = Place(pdvi.Disk(), tmp_path, 1_000)
+    place = Place(pdvi.Disk(), WorkDir(tmp_path), 1_000)
     stored = fit_stored(rows, pdvi.mixtures.task.replace(task, place=place), Start(known))
     assert adjusted_rand_score(whole.probabilities.argmax(1), stored.probabilities.argmax(1)) > 0.98
     assert stored.result.objective == pytest.approx(whole.result.objective, rel=0.02)
-    assert not any(tmp_path.iterdir())  # the store is gone
+    assert not list(tmp_path.glob("*.store"))  # it is gone
 
 
 # ------------------------------------------------------------------------------------------------------------ stages
@@ -189,25 +190,29 @@ def test_a_stage_is_made_once_unless_it_is_damaged_or_of_other_work(tmp_path):
         draft.array("more", np.float32, (3, 2))[:] = 7
 
     for _ in range(2):
-        found = Stages(tmp_path, "one")("first", make)
+        found = Stages(WorkDir(tmp_path), "one")("first", make)
         assert found["numbers"].tolist() == [0, 1, 2, 3, 4]
         assert (found["more"] == 7).all()
     assert len(made) == 1
     file = tmp_path / "first.more.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    Stages(tmp_path, "one")("first", make)
+    Stages(WorkDir(tmp_path), "one")("first", make)
     assert len(made) == 2
-    (tmp_path / "half.done.npy").write_bytes(b"")  # by a process that was killed
-    other = Stages(tmp_path, "two")
+    WorkDir(tmp_path).file("half.done.npy").write_bytes(b"")  # by a process that was killed
+    (tmp_path / "my.array.npy").write_bytes(b"mine")
+    other = Stages(WorkDir(tmp_path), "two")
     assert not other.found
-    assert not list(tmp_path.glob("*.npy"))
+    assert [file.name for file in tmp_path.glob("*.npy")] == ["my.array.npy"]  # not on the list
+    with pytest.raises(ValueError, match="was not written by pdvi"):
+        other("my", lambda draft: draft.__setitem__("array", np.arange(3)))
+    assert (tmp_path / "my.array.npy").read_bytes() == b"mine"
     (tmp_path / "stages.json").write_text("{")
-    assert not Stages(tmp_path, "one").found
+    assert not Stages(WorkDir(tmp_path), "one").found
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    folder = tmp_path / "stages"
-    with only_one(folder), pytest.raises(ValueError, match="another process works in"), only_one(folder):
+    folder, same = WorkDir(tmp_path / "stages"), WorkDir(tmp_path / "stages")
+    with folder.lock(), pytest.raises(ValueError, match="another process works in"), same.lock():
         pass
 
 

@@ -25,6 +25,8 @@ from pdvi._base.temporary import remove
 if TYPE_CHECKING:
     from anndata import AnnData
 
+ELEMENTS = {"X", "obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns", "raw"}  # of an AnnData in zarr
+ELEMENTS |= {"zarr.json", ".zgroup", ".zattrs", ".zmetadata"}
 HELD = 0.5e9, 3.0, 2_500  # bytes of a process, times the matrix, bytes of a spot: what domains take in memory
 
 
@@ -94,6 +96,10 @@ def check_output(path: Path) -> Path:
         return check_writable(path)
     if path.exists() and not any((path / name).exists() for name in (".zgroup", "zarr.json")):
         msg = f"cannot write {str(path)!r}: it is there, and no zarr folder; give another name."
+        raise ValueError(msg)
+    foreign = sorted({entry.name for entry in path.iterdir()} - ELEMENTS) if path.exists() else []
+    if foreign:  # of a SpatialData store, or put there by hand
+        msg = f"cannot write {str(path)!r}: it has {foreign[0]!r}, which would be lost; give another name."
         raise ValueError(msg)
     check_writable(path.with_name(f"{path.name}.tmp"))
     return path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ import numpy as np
 from pdvi._base.atomic import replacing, sync
 from pdvi._base.memory import give_back
 from pdvi._base.telling import tell
-from pdvi._base.temporary import remove
+from pdvi._base.work_dir import WorkDir
 
-MANIFEST, LOCK = "stages.json", "lock"
+MANIFEST, ENDING = "stages.json", ".npy"
 PIECE = 2**24  # bytes of a file that are in memory at once
 
 Made = dict[str, np.ndarray]
@@ -31,7 +30,7 @@ Made = dict[str, np.ndarray]
 class Draft:
     """The files of a stage that is being made."""
 
-    def __init__(self, folder: Path, stage: str):
+    def __init__(self, folder: WorkDir, stage: str):
         self._folder, self._stage = folder, stage
         self.files: dict[str, Path] = {}
 
@@ -51,27 +50,25 @@ class Draft:
             yield file
 
     def _new(self, name: str) -> Path:
-        self.files[name] = self._folder / f"{self._stage}.{name}.npy"
+        self.files[name] = self._folder.new_file(_file_name(self._stage, name))
         return self.files[name]
 
 
 class Stages:
     """A folder of finished stages of one piece of work, which ``work`` names; what another work left is removed."""
 
-    def __init__(self, folder: Path, work: str):
+    def __init__(self, folder: WorkDir, work: str):
         self.folder, self._work = folder, work
         self._stages: dict[str, dict[str, list[int]]] = self._found()
         self._checked: set[str] = set()
         self.found = tuple(self._stages)  # those that were there: the work goes on
         if not self._stages:
-            for file in _own_files(folder):
-                remove(file)
+            self._remove(lambda name: name.endswith(ENDING))
 
     def __call__(self, stage: str, make: Callable[[Draft], None]) -> Made:
         """Return the arrays of a stage, memory-mapped; ``make`` fills a draft of them where they are not there."""
         if not self._is_whole(stage):
-            for file in self.folder.glob(f"{stage}.*.npy"):
-                remove(file)
+            self._remove(lambda name: name.startswith(f"{stage}.") and name.endswith(ENDING))
             tell(stage)
             draft = Draft(self.folder, stage)
             make(draft)
@@ -98,14 +95,15 @@ class Stages:
                 names = self._stages.pop(stage)
                 self._note()
                 for name in names:
-                    remove(self._file(stage, name))
+                    self.folder.remove(_file_name(stage, name))
 
-    def close(self) -> None:
-        """Remove the folder: all is done, and written elsewhere."""
-        remove(self.folder)
+    def _remove(self, is_old: Callable[[str], bool]) -> None:
+        for name in self.folder.names():
+            if is_old(name):
+                self.folder.remove(name)
 
     def _file(self, stage: str, name: str) -> Path:
-        return self.folder / f"{stage}.{name}.npy"
+        return self.folder.path / _file_name(stage, name)
 
     def _is_whole(self, stage: str) -> bool:
         if stage in self._checked:
@@ -118,35 +116,18 @@ class Stages:
 
     def _found(self) -> dict[str, dict[str, list[int]]]:
         try:
-            noted = json.loads((self.folder / MANIFEST).read_text())
+            noted = json.loads((self.folder.path / MANIFEST).read_text())
             return noted["stages"] if noted["work"] == self._work else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # nothing, or nothing that can be trusted
 
     def _note(self) -> None:
-        with replacing(self.folder / MANIFEST) as temporary:
+        with replacing(self.folder.file(MANIFEST)) as temporary:
             temporary.write_text(json.dumps({"work": self._work, "stages": self._stages}))
 
 
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be, for this process alone; a second one is told so."""
-    folder.mkdir(exist_ok=True)
-    with open(folder / LOCK, "w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which goes away with the process
-        except ImportError:
-            pass  # a system without such locks
-        except OSError:
-            msg = f"another process works in {str(folder)!r}; wait for it, or give another output."
-            raise ValueError(msg) from None
-        yield
-
-
-def _own_files(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if re.fullmatch(r"[\w-]+\.\w+\.npy", file.name)]
+def _file_name(stage: str, name: str) -> str:
+    return f"{stage}.{name}{ENDING}"
 
 
 def _signature(file: Path) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from pdvi._base.console import Say
+    from pdvi._base.path_overlap import PathRole
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -130,13 +131,14 @@ def domains(
         from pdvi._anndata import lazy
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
-        from pdvi.cli.large import LargeSlides
+        from pdvi.cli.large import LargeSlides, written_slides
         from pdvi.pl import figures
 
         where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
-        large = LargeSlides.of(slides, output, layer, memory_limit, executor, scheduler)
-        if large is None:
+        if len(slides) == 1:
             lazy.check_output(output)
+        _check_paths(slides, written_slides(slides, output), {"--plot": plot, "--report": report})
+        large = LargeSlides.of(slides, output, layer, memory_limit, executor, scheduler)
         if plot is not None:
             figures.check_figure(plot)
         if report is not None:
@@ -221,6 +223,7 @@ def choose(
         from pdvi._base import atomic as paths
         from pdvi.pl import figures
 
+        _check_paths([slide], [], {"--plot": plot})
         if plot is not None:
             figures.check_figure(plot)
         say(f"reading {slide}")
@@ -266,6 +269,7 @@ def report(
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
 
+        _check_paths([slide], [], {"--output": output})
         paths.check_writable(output)
         say(f"reading {slide}")
         adata = files.read_slide(slide, spatial_key=spatial_key)
@@ -444,6 +448,14 @@ def _not_halfway() -> Iterator[Callable[[], object]]:
         yield lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _check_paths(slides: Sequence[Path], written: Sequence[PathRole], others: dict[str, Path | None]) -> None:
+    """Refuse outputs that are one file, or an input, before anything is read."""
+    from pdvi._base.path_overlap import PathRole, check_no_overlap
+
+    read = [PathRole("the input", slide) for slide in slides]
+    check_no_overlap([*read, *written, *(PathRole(name, path, True) for name, path in others.items() if path)])
 
 
 def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: str) -> None:

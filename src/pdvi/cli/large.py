@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvi._anndata.lazy import bytes_in_memory, can_stay_on_disk, check_output
+from pdvi._base.path_overlap import PathRole
+from pdvi._base.work_dir import check_work_dir
 from pdvi.executors import Dask, Disk
 from pdvi.executors.disk import parse_bytes
 from pdvi.tl import files
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from pdvi._base.console import Say
+
+
+def output_paths(slides: Sequence[Path], output: Path) -> list[Path]:
+    """Return where every slide is written: to ``output``, or if there are several into that folder."""
+    return [output] if len(slides) == 1 else [output / slide.name for slide in slides]
+
+
+def written_slides(slides: Sequence[Path], output: Path) -> list[PathRole]:
+    """Return every path that is written beside plots and reports: a slide for each input, and intermediate files."""
+    outputs = zip(output_paths(slides, output), slides, strict=True)
+    roles = [PathRole("--output", path, True, replaces=slide) for path, slide in outputs]
+    return [*roles, PathRole("the folder of intermediate files", files.stages_of(output), True)]
 
 
 @dataclass(frozen=True)
@@ -55,16 +69,17 @@ class LargeSlides:
             wrong = next(slide for slide in slides if not (slide.exists() and can_stay_on_disk(slide)))
             msg = f"slides that stay on disk must be h5ad files or zarr folders, got {str(wrong)!r}; write it as such."
             raise ValueError(msg)
+        check_work_dir(files.stages_of(output))
         if len(slides) > 1:
             output.mkdir(exist_ok=True)
-        for path in large.outputs:
-            check_output(path)
+            for path in large.outputs:
+                check_output(path)
         return large
 
     @property
     def outputs(self) -> list[Path]:
         """Return where every slide is written."""
-        return [self.output] if len(self.slides) == 1 else [self.output / slide.name for slide in self.slides]
+        return output_paths(self.slides, self.output)
 
     def found(self, n_domains: int, say: Say, **settings: Any) -> AnnData:
         """Return the slides with their domains, without expression."""

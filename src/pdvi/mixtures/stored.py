@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from typing import Any
 
@@ -61,7 +60,7 @@ def fit_stored(rows: Rows, task: Task, start: Start) -> Found:
     unit = centred(np.asarray(rows.X[some])).unit
     plain = Whitened(rows, offset, unit, np.eye(rows.X.shape[1]))[some]
     known, results = start.probabilities, []
-    path = task.place.folder / "rows.store"
+    path = task.place.folder.new_file("rows.store")
     for number in range(ROUNDS):
         tell(f"all rows from a store, round {number + 1} of {ROUNDS}", number / ROUNDS)
         labels = np.asarray(known[some].argmax(1))
@@ -88,7 +87,7 @@ def fit_stored(rows: Rows, task: Task, start: Start) -> Found:
         if (before != labels_of(known)).mean() < task.recipe.steady_labels:
             result = dataclasses.replace(result, status=Status.CONVERGED)  # of the rounds; each has few epochs
         results.append(result)
-        shutil.rmtree(path, ignore_errors=True)
+        task.place.folder.remove("rows.store")
     result = _whole(results, unit, rows.X.size)
     seconds = time.perf_counter() - began + start.seconds
     return Found(result, problem.model, offset, whitening / unit, known, epochs_of(result), seconds)
@@ -113,7 +112,7 @@ def _written(
     if task.learn_weights:
         model = dataclasses.replace(model, log_weights=jax.device_put(np.log(shares).astype(np.float32)))
     whole = with_offsets(model, X.rows.sample)
-    with StoreWriter(path, overwrite=path.exists()) as writer:
+    with StoreWriter(path) as writer:
         halo = write_shards(writer, X, where, coupling, X.rows.sample)
         writer.finish(halo=halo, rows=where.rows, model=None if isinstance(whole, SampleOffsets) else described(whole))
     return Problem.from_store(path, whole, verify=False)

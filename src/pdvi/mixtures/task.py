@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
 from pdvi._base.checks import at_least, factor, instance, one_of, seed, whole
+from pdvi._base.work_dir import WorkDir
 from pdvi.core.result import Result, Status
 from pdvi.mixtures.checks import check_coupling
 from pdvi.mixtures.recipe import RECIPE, Recipe
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """Where rows are fitted that are more than ``most_rows``: by an executor, from a store in a folder."""
 
     executor: Any
-    folder: Path
+    folder: WorkDir
     most_rows: int
 
 

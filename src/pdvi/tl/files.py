@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pdvi._anndata import keys
 from pdvi._anndata.checks import say
 from pdvi._anndata.lazy import open_lazily, write_with
 from pdvi._base.atomic import replacing
+from pdvi._base.work_dir import WorkDir
 from pdvi.tl.domains import domains
 
 if TYPE_CHECKING:
@@ -44,23 +44,22 @@ def domains_on_disk(
     What is made on the way, and what was found, lies in a folder beside ``output`` until `write_found` is done: the
     same call goes on with it. Other ``settings`` are those of `tl.domains`. Several slides are samples.
     """
-    folder = stages_of(output)
-    folder.mkdir(exist_ok=True)
+    folder = WorkDir(stages_of(output))
     opened = [open_lazily(slide, layer=layer, spatial_key=spatial_key) for slide in slides]
     adata = opened[0] if len(opened) == 1 else together(opened, slides, sample_key)
     sample_key = FILE if len(opened) > 1 else sample_key
     where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key, "key_added": key_added}
     asked = {"n_domains": n_domains, "layer": layer, **where, **settings}
-    kept = folder / f"found-{_mark(slides, asked)}.h5ad"
+    kept = folder.file(f"found-{_mark(slides, asked)}.h5ad")
     if not kept.exists():
         limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor}
-        domains(adata, n_domains, **where, **settings, **limits, stages=folder)
+        domains(adata, n_domains, **where, **settings, **limits, stages=folder.path)
         with replacing(kept) as temporary:
             _found_in(adata, key_added).write_h5ad(temporary)
         return adata
     from anndata import read_h5ad
 
-    say(f"the domains are in {str(folder)!r} already.")
+    say(f"the domains are in {str(folder.path)!r} already.")
     found = read_h5ad(kept)
     for name in found.obs:
         adata.obs[name] = found.obs[name]
@@ -85,7 +84,7 @@ def stages_of(output: Path) -> Path:
 
 def forget(output: Path) -> None:
     """Remove what was kept: the output is whole."""
-    shutil.rmtree(stages_of(output), ignore_errors=True)
+    WorkDir(stages_of(output)).remove_all()
 
 
 def together(slides: Sequence[AnnData], paths: Sequence[Path], sample_key: str | None) -> AnnData:

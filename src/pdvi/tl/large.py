@@ -18,7 +18,8 @@ import scipy.sparse as sp
 from pdvi import graphs
 from pdvi._anndata.blocks import Blocks
 from pdvi._anndata.checks import say
-from pdvi._base.stages import Draft, Made, Stages, only_one
+from pdvi._base.stages import Draft, Made, Stages
+from pdvi._base.work_dir import WorkDir
 from pdvi.executors.disk import Disk, parse_bytes
 from pdvi.mixtures.checks import proper_edges
 from pdvi.mixtures.task import Place, Task
@@ -74,10 +75,10 @@ class LargeTissue:
         with _folder(stages) as folder:
             kept = Stages(folder, self._signature(task))
             if kept.found:
-                say(f"going on with what is in {str(folder)!r}.")
+                say(f"going on with what is in {str(folder.path)!r}.")
             most = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
             place = Place(
-                Disk(limit, scratch=folder, strict=False) if executor is None else executor,
+                Disk(limit, scratch=folder.path, strict=False) if executor is None else executor,
                 folder,
                 max(most, task.recipe.group_above),
             )
@@ -179,13 +180,14 @@ def _matrix(made: Made, n: int) -> sp.csr_array:
 
 
 @contextmanager
-def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
+def _folder(given: str | os.PathLike[str] | None) -> Iterator[WorkDir]:
     if given is None:
         with tempfile.TemporaryDirectory(prefix="pdvi-stages-") as temporary:
-            yield Path(temporary)
+            yield WorkDir(temporary)
         return
-    with only_one(Path(given)):
-        yield Path(given)
+    folder = WorkDir(given)
+    with folder.lock():
+        yield folder
 
 
 def free_memory() -> float:
