@@ -12,6 +12,7 @@ import pdvi
 from models_for_tests import begun
 from pdvi import Status
 from pdvi.executors import Memory
+from pdvi.executors.fit_program import MAX_ROWS
 
 SOLVER = pdvi.P2DVI()
 
@@ -27,7 +28,9 @@ def fit(**settings):
 
 
 class Watched(Memory):
-    """Counts the calls, and does ``before_run`` or ``before_evaluate`` first."""
+    """Counts the calls, and does ``before_run`` or ``before_evaluate`` first: log point by log point."""
+
+    runs_to_stop = False
 
     def __init__(self, before_run=lambda count: None, before_evaluate=lambda count: None):
         self.before_run, self.before_evaluate = before_run, before_evaluate
@@ -271,7 +274,29 @@ def test_an_interrupted_step_leaves_the_last_logged_state(call):
     result = fit(executor=Watched(before_run=interrupt_at(call)))
     assert result.status is Status.INTERRUPTED
     assert result.n_steps == 4 * (call - 1) == result.trace["step"].iloc[-1]
-    assert_same(fit(start=result), fit())
+    assert_same(fit(start=result, executor=Watched()), fit(executor=Watched()))
+
+
+class Interrupted(Memory):
+    """The compiled program is interrupted at a call."""
+
+    def __init__(self, call):
+        self.interrupt, self.calls = interrupt_at(call), 0
+
+    def run_to_stop(self, *arguments):
+        self.calls += 1
+        self.interrupt(self.calls)
+        return super().run_to_stop(*arguments)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_interrupted_program_leaves_the_last_logged_state(alone):
+    callbacks = [lambda progress: None] if alone else []  # with a callback every log point is a call
+    budget = {"max_epochs": 50}
+    result = fit(executor=Interrupted(3 if alone else 2), callbacks=callbacks, **budget)
+    assert result.status is Status.INTERRUPTED
+    assert result.n_steps == result.trace["step"].iloc[-1] == (4 if alone else 4 * (MAX_ROWS - 1))
+    assert_same(fit(start=result, **budget), fit(**budget))
 
 
 def test_an_interrupted_evaluation_leaves_the_last_logged_state():

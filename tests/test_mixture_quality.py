@@ -8,7 +8,7 @@ from sklearn.cluster import KMeans
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.core.solver import Stage
+from pdvi.core.solver import Segment
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
 from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
@@ -87,25 +87,14 @@ def test_exploring_ends_better_than_a_constant_penalty_from_poor_starts():
     where = layout(median_cuts(tissue.coordinates, 16), along_space(tissue.coordinates))
     problem = potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 12), where, beta=0.5)
     assert problem.model.separation() >= 8
-    ends = {"default": [], "constant": []}
+    ends = {"default": [], "adaptive": []}
     for seed in range(4):
         rows = np.random.default_rng(seed).choice(len(tissue.X), 150, replace=False)
         means = KMeans(12, n_init=1, random_state=seed).fit(tissue.X[rows]).cluster_centers_
         poorly = eqx.tree_at(lambda p: p.model.start, problem, jnp.asarray(means, jnp.float32))
-        for name, solver in (("default", pdvi.P2DVI()), ("constant", pdvi.P2DVI(continuation=()))):
+        for name, solver in (("default", pdvi.P2DVI()), ("adaptive", pdvi.P2DVI(exploration=0))):
             ends[name].append(pdvi.fit(poorly, solver, log_every=2).objective)
-    assert np.mean(ends["default"]) <= np.mean(ends["constant"]), ends
-
-
-def test_overlapping_domains_are_not_explored():
-    tissue = pdvi.datasets.tissue_features(4_000, n_features=10, n_domains=6, noise=2.0, patchiness=12)
-    graph = graphs.weights(graphs.nearest(tissue.coordinates, 8), tissue.X)
-    where = layout(median_cuts(tissue.coordinates, 8))
-    problem = potts_mixture_problem(tissue.X, graph, empirical_bayes(tissue.X, 6), where)
-    assert problem.model.separation() < 8
-    one = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=4, tol=0)
-    two = pdvi.fit(problem, pdvi.P2DVI(continuation=()), max_epochs=4, tol=0)
-    np.testing.assert_allclose(one.trace["objective"], two.trace["objective"], rtol=1e-5)
+    assert np.mean(ends["default"]) <= np.mean(ends["adaptive"]), ends
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +110,7 @@ def explorable():
 def test_exploration_is_told_in_the_trace_and_can_be_left_out(explorable):
     by_default = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=6, tol=0)
     assert list(by_default.trace["event"]) == [*3 * [""], *3 * ["exploring"], ""]
-    for without in (pdvi.P2DVI(exploration=0), pdvi.P2DVI(continuation=()), pdvi.P2DVI(eta=0.1)):
+    for without in (pdvi.P2DVI(exploration=0), pdvi.P2DVI(eta=0.1)):
         assert not pdvi.fit(explorable, without, max_epochs=1, tol=0).trace["event"].any()
     few = pdvi.fit(explorable, pdvi.P2DVI(), batch_size=2, max_epochs=1, tol=0)
     assert not few.trace["event"].any()  # 8 batches an epoch: such steps would explore nothing
@@ -132,7 +121,7 @@ def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it
     run.advance(64)
     assert run.exploring
     state = run.state
-    assert run.turned() == Stage(run.solver)
+    assert run.next_segment() == Segment(run.solver)
     found = run.state
     losses, gradient = explorable.evaluate(found.lam, found.local)
     assert np.linalg.norm(gradient) < 1e-3 * np.linalg.norm(explorable.evaluate(state.lam, state.local)[1])
@@ -146,7 +135,7 @@ def test_exploring_begins_where_the_run_began(explorable):
     begun = run.state
     run.advance(32)
     state = run.state
-    assert run.turned().steps == 3 * 16
+    assert run.next_segment().n_steps == 3 * 16
     np.testing.assert_array_equal(run.state.lam, begun.lam)
     np.testing.assert_array_equal(run.state.local, begun.local)
     np.testing.assert_array_equal(run.state.server.kept, state.lam)
@@ -200,9 +189,9 @@ def test_exploring_in_vain_does_no_harm():
     where = layout(median_cuts(coordinates, 32), along_space(coordinates))
     problem = potts_mixture_problem(X, graph, empirical_bayes(X, 16), where)
     explored = pdvi.fit(problem, pdvi.P2DVI(), max_epochs=30, tol=1e-9)
-    plain = pdvi.fit(problem, pdvi.P2DVI(exploration=0, continuation=()), max_epochs=30, tol=1e-9)
+    plain = pdvi.fit(problem, pdvi.P2DVI(exploration=0), max_epochs=30, tol=1e-9)
     objective, event = explored.trace["objective"], explored.trace["event"]
-    assert event[6] == "explored in vain"
+    assert event[6] == "warm-up did not improve the objective"
     assert objective[5] > objective[2]  # as noisy steps left it
     assert objective[7] < objective[2]
     np.testing.assert_allclose(explored.objective, plain.objective, rtol=1e-3)
@@ -219,11 +208,6 @@ def test_a_known_point_is_not_explored_away(explorable):
 def test_exploration_must_be_whole_epochs(wrong):
     with pytest.raises(ValueError, match="`exploration` must be a whole number of epochs"):
         pdvi.P2DVI(exploration=wrong)
-
-
-def test_exploration_and_continuation_exclude_each_other():
-    with pytest.raises(ValueError, match="exclude each other"):
-        pdvi.P2DVI(exploration=2, continuation=((0.1, 2),))
 
 
 def test_exploration_says_what_a_model_lacks():

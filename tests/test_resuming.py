@@ -95,12 +95,3 @@ def test_an_executor_is_closed_however_a_run_ends(tmp_path):
     with pytest.raises(RuntimeError, match="no"):
         pdvi.fit(pdvi.Problem.from_store(tmp_path / "store"), pdvi.P2DVI(), executor=disk, callbacks=[fail], **SETTINGS)
     assert "_host" not in vars(disk)
-
-
-def test_a_mistake_in_a_request_is_named():
-    class Odd(pdvi.CAVI):
-        def turn(self, problem, state, batch_size):
-            yield "the moon"
-
-    with pytest.raises(TypeError, match="a solver may ask for Look, Visit, Fresh, Begin, Tidy or Tell, got 'the moon'"):
-        pdvi.fit(problem(), Odd(), max_epochs=1)

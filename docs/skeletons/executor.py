@@ -15,7 +15,7 @@ from pdvi.shards.stacking import take
 
 
 class OneByOne(pdvi.Executor):
-    """Six methods; steps, evaluation, checkpoints and all that solvers ask for are made of these."""
+    """Six methods; steps, evaluation, checkpoints and all that solvers do with all shards are made of these."""
 
     def open(self, problem, key, local):
         """Return the model's own start of the globals, and a state without anything that is a shard's."""
@@ -32,7 +32,7 @@ class OneByOne(pdvi.Executor):
 
     def begin(self, state, solver):
         """Keep for every shard what ``solver`` keeps at first."""
-        self.kept = [solver.own(self.problem, state.server, local) for local in self.local]
+        self.kept = [solver.init_shard_state(self.problem, state.lam, local, None) for local in self.local]
         return state
 
     def visit(self, state, visitor, told, shards=None):

@@ -25,23 +25,23 @@ class Descent(pdvi.Solver):
     rate: float = 1e-3
     local_rate: float = 0.1
 
-    def init(self, problem, lam, batch_size):
+    def init(self, problem, shards, lam, batch_size):
         """Return what the server holds before the first step; refuse a model that lacks what the method needs."""
         require_gradients("Descent", problem)
         return Server(lam)
 
-    def visit(self, problem, told, local, own, shard):
-        """Return one shard's new local variables, what is kept for it (here nothing), and its message.
+    def local_update(self, problem, broadcast, local, shard_state, shard):
+        """Return one shard's new local variables, its shard state (here nothing), and its message.
 
-        ``told`` is ``lam`` (see `Solver.tell`). ``local`` comes with the rows of other shards that this one reads;
+        ``broadcast`` is ``lam`` (see `Solver.broadcast`). ``local`` comes with the rows of other shards that this one reads;
         `gradients` gives the gradient of the whole objective in the shard's own ones.
         """
-        x, by_x, by_lam = gradients(problem, local, told, shard)
+        x, by_x, by_lam = gradients(problem, local, broadcast, shard)
         x = jax.tree.map(lambda value, slope: value - self.local_rate * slope, x, by_x)
-        return constrained(problem, x, shard), own, by_lam
+        return constrained(problem, x, shard), shard_state, by_lam
 
-    def update(self, problem, server, total, count, told):
-        """Return what the server holds after ``count`` visits, from the sum of their messages."""
+    def server_update(self, problem, server, total, count, broadcast):
+        """Return what the server holds after ``count`` local updates, from the sum of their messages."""
         return Server(server.lam - self.rate * problem.n_shards / count * total)
 
 

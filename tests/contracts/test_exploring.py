@@ -28,7 +28,7 @@ def tissue(tmp_path_factory):
     return problem, path
 
 
-@pytest.mark.parametrize(("poor", "event"), [(True, ""), (False, "explored in vain")])
+@pytest.mark.parametrize(("poor", "event"), [(True, ""), (False, "warm-up did not improve the objective")])
 def test_three_executors_one_exploration(x64, cluster, tmp_path, poor, event):
     problem = tissue_problem(1_600, PATCHES, poor)
     pdvi.write_store(tmp_path / "store", problem)

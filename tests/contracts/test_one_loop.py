@@ -20,7 +20,7 @@ def tissue():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(continuation=((0.1, 2),)), pdvi.MemoizedVB()])
+@pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(exploration=0), pdvi.MemoizedVB()])
 def test_a_fit_a_restart_and_a_trial_are_one_run(x64, tissue, solver):
     """Six epochs, with stages in between, from the model's own start."""
     alone = pdvi.fit(tissue, solver, max_epochs=6, tol=0, **SETTINGS)

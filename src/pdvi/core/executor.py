@@ -1,13 +1,14 @@
 """What an executor is: the place where shards are, and where what is theirs is kept.
 
 A new executor has to open a problem, and to `visit`, `look` at and `fold` its shards; steps, evaluation and all that
-solvers ask for are made of these.
+solvers do with all shards (`HostShards`) are made of these.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Begin, Dialogue, Fresh, Look, Reader, Solver, State, Tell, Tidy, Visit, Visitor
+from pdvi.core.solver import LocalUpdateFn, ShardFn, Shards, ShardStateFn, Solver, State
 
 
 class NoShards(RuntimeError):
@@ -27,6 +28,7 @@ class Executor(ABC):
     """Where shards are. States go in and come out; an executor that is ``remote`` keeps the shards' part itself."""
 
     remote: bool = True  # local variables and what methods keep for a shard are not in the state
+    runs_to_stop: bool = False  # has a compiled program that goes on from log point to log point (see `Memory`)
     problem: Problem
     _told: tuple[str, ...] = ()
 
@@ -45,7 +47,7 @@ class Executor(ABC):
 
     @abstractmethod
     def visit(
-        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+        self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
         """Return the state after a visit to these shards (None: all), the sum of the messages, and how many answered.
 
@@ -53,7 +55,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+    def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards; scalars are added in double precision."""
 
     @abstractmethod
@@ -72,29 +74,27 @@ class Executor(ABC):
 
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Return the state after one step per row of ``batches``."""
-        state = self.tidied(state, solver)
+        state = self.rebuilt(state, solver)
         for batch in self.announced(batches):
-            server = _before_step(self.problem, traced(solver), state.server, len(batch))
-            told = solver.tell(server)
-            state, total, count = self.visit(state._replace(server=server), Step(solver), told, batch)
+            broadcast = solver.broadcast(state.server)
+            state, total, count = self.visit(state, Step(solver), broadcast, batch)
             if count:
-                state = state._replace(server=updated(self.problem, solver, state.server, total, count, told))
+                state = state._replace(server=updated(self.problem, solver, state.server, total, count, broadcast))
             if self.disturbed():
-                state = self.tidied(state, solver)
+                state = self.rebuilt(state, solver)
         return jax.block_until_ready(state)
 
-    def tidied(self, state: State, solver: Solver) -> State:
-        """Return the state with the server's running sums made anew from what shards keep."""
-        total = self.fold(state, Kept(solver), None)
-        if total is None:
-            return state
-        return state._replace(server=_refreshed(self.problem, traced(solver), state.server, total))
+    def rebuilt(self, state: State, solver: Solver) -> State:
+        """Return the state with the server's running sums rebuilt from the shard states."""
+        shards = HostShards(self, state)
+        solver.rebuild_sums(self.problem, shards)
+        return shards.state
 
     def evaluate(self, state: State, solver: Solver) -> dict[str, float]:
         """Return objective, gradient norms and the solver's own metrics."""
         measured = self.look(state._replace(own=None), measure, state.lam)
-        metrics = self.fold(state, Metrics(solver), state.lam)
-        return {**report(self.problem, measured, metrics), **solver.notes(state.server)}
+        metrics = solver.log_metrics(self.problem, HostShards(self, state))
+        return report(self.problem, measured, metrics)
 
     def announced(self, batches: np.ndarray) -> np.ndarray:
         """Return ``batches``, after telling who should know what comes."""
@@ -127,63 +127,55 @@ class Executor(ABC):
         told, self._told = self._told, ()
         return list(told)
 
-    def answered(self, dialogue: Dialogue[Any]) -> Any:
-        """Return what a dialogue comes to, its requests answered one after the other."""
-        answer: Any = None
-        while True:
-            try:
-                request = dialogue.send(answer)
-            except StopIteration as end:
-                return end.value
-            match request:
-                case Look(state, reader, told, shards):
-                    answer = self.look(state, reader, told, shards)
-                case Visit(state, visitor, told):
-                    answer = self.visit(state, visitor, told)[0]
-                case Tidy(state, solver):
-                    answer = self.tidied(state, solver)
-                case Fresh(state):
-                    answer = self.fresh(state)
-                case Begin(state, solver):
-                    answer = self.begin(state, solver)
-                case Tell(event):
-                    self.tell(event)
-                    answer = None
-                case _:
-                    msg = f"a solver may ask for Look, Visit, Fresh, Begin, Tidy or Tell, got {request!r}."
-                    raise TypeError(msg)
+
+class HostShards(Shards):
+    """All shards of a run, through its executor."""
+
+    is_traced: ClassVar[bool] = False
+
+    def __init__(self, executor: Executor, state: State, *, warm: bool = False):
+        self.executor, self.problem, self.state, self.warm = executor, executor.problem, state, warm
+
+    def sum(self, fn: ShardFn, broadcast: Any, subset: np.ndarray | None = None) -> PyTree:
+        """Return the sum of ``fn`` over shards."""
+        return self.executor.look(self.state._replace(own=None), fn, broadcast, subset)
+
+    def sum_states(self, fn: ShardStateFn, broadcast: Any) -> PyTree:
+        """Return the sum of ``fn`` over shard states."""
+        return self.executor.fold(self.state, fn, broadcast)
+
+    def update(self, fn: LocalUpdateFn, broadcast: Any) -> None:
+        """Change what is the shards'."""
+        self.state = self.executor.visit(self.state, fn, broadcast)[0]
+
+    def drop_states(self) -> None:
+        """Forget the shard states."""
+        self.state = self.state._replace(own=None)
+
+    def reset(self) -> None:
+        """Set the local variables to those at the start."""
+        self.state = self.executor.fresh(self.state)
+
+    def note(self, text: str) -> None:
+        """Write a note into the next row of the trace."""
+        self.executor.tell(text)
+
+    def when(self, condition: Any, fn: Callable[[Shards], None], *, on_host: bool = False) -> None:
+        """Call ``fn`` if ``condition`` holds."""
+        if condition:
+            fn(self)
 
 
 class Step(eqx.Module):
-    """A visitor: a solver's own."""
+    """A `LocalUpdateFn`: a solver's own."""
 
     solver: Solver
 
     def __call__(
-        self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree
+        self, problem: Problem, broadcast: Any, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Visit a shard."""
-        return self.solver.visit(problem, told, local, own, shard)
-
-
-class Kept(eqx.Module):
-    """A shard's part of a solver's running sums."""
-
-    solver: Solver
-
-    def __call__(self, told: Any, own: PyTree) -> PyTree:
-        """Return it."""
-        return self.solver.kept(told, own)
-
-
-class Metrics(eqx.Module):
-    """A shard's part of a solver's metrics."""
-
-    solver: Solver
-
-    def __call__(self, told: Any, own: PyTree) -> PyTree:
-        """Return it."""
-        return self.solver.metrics(told, own)
+        """Update a shard."""
+        return self.solver.local_update(problem, broadcast, local, shard_state, shard)
 
 
 def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
@@ -192,7 +184,7 @@ def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyT
 
 
 def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any]) -> dict[str, float]:
-    """Return what the trace tells of a log point, from the summed losses and gradients, and summed metrics."""
+    """Return what the trace tells of a log point, from the summed losses and gradients, and metrics."""
     objective, gradient = measured
     gradient = np.asarray(gradient, float)
     with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
@@ -203,7 +195,7 @@ def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any])
         "objective": float(objective),
         "grad_norm": float(np.hypot.reduce(list(norms.values()))),
         **norms,
-        **{name: float(value) / problem.n_shards for name, value in metrics.items()},
+        **{name: float(value) for name, value in metrics.items()},
     }
 
 
@@ -220,14 +212,4 @@ def updated(problem: Problem, solver: Solver, server: Any, total: PyTree, count:
 
 @eqx.filter_jit
 def _updated(problem: Problem, solver: Solver, server: Any, total: PyTree, count: int, told: Any) -> Any:
-    return solver.update(problem, server, total, count, told)
-
-
-@eqx.filter_jit
-def _before_step(problem: Problem, solver: Solver, server: Any, batch_size: int) -> Any:
-    return solver.before_step(problem, server, batch_size)
-
-
-@eqx.filter_jit
-def _refreshed(problem: Problem, solver: Solver, server: Any, total: PyTree) -> Any:
-    return solver.refreshed(problem, server, total)
+    return solver.server_update(problem, server, total, count, told)

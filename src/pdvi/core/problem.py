@@ -240,6 +240,11 @@ def steps_per_epoch(n_shards: int, batch_size: int) -> int:
     return -(-n_shards // batch_size)
 
 
+def default_batch_size(n_shards: int) -> int:
+    """Return how many shards a step visits where nothing is said: a hundredth of them, at least one."""
+    return max(1, n_shards // 100)
+
+
 def with_halo(own: PyTree, halo: PyTree) -> PyTree:
     """Return a shard's local variables as its model sees them: its own rows, then the halo's (None: no halo)."""
     return own if halo is None else jax.tree.map(lambda mine, theirs: jnp.concatenate([mine, theirs]), own, halo)

@@ -22,7 +22,7 @@ import numpy as np
 from pdvi._base.checks import positive
 from pdvi._base.types import PyTree
 from pdvi.core.executor import NoShards, Step, updated
-from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
 from pdvi.executors.host import add_up, total
@@ -86,7 +86,7 @@ class Dask(Remote):
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
         self._solver, self._lam = solver, np.asarray(state.lam)
-        self._everywhere(lambda address, own: ("equip_for", self._brief(address, solver, state.server)))
+        self._everywhere(lambda address, own: ("equip_for", self._brief(address, solver, state.lam)))
         return state
 
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
@@ -97,7 +97,7 @@ class Dask(Remote):
         return super().run(solver, state, batches)
 
     def visit(
-        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+        self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
         """Visit these shards: every worker its part; those of a worker that is lost meanwhile are not counted."""
         if shards is None:
@@ -107,7 +107,7 @@ class Dask(Remote):
         self._recover(self._lam)
         return state, add_up(parts), count
 
-    def _visit_all(self, state: State, visitor: Visitor, told: Any) -> PyTree:
+    def _visit_all(self, state: State, visitor: LocalUpdateFn, told: Any) -> PyTree:
         """Visit all shards once, those of lost workers at their heirs."""
         self._lam = np.asarray(state.lam if state.server is not None else told)
         everything = range(self.problem.n_shards)
@@ -125,7 +125,7 @@ class Dask(Remote):
         parts = [self._taken_in(answers[address], len(shares[address])) for address in sorted(answers)]
         return parts, sum(len(shares[address]) for address in answers)
 
-    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+    def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         wanted = set(range(self.problem.n_shards) if shards is None else np.asarray(shards).tolist())
 
@@ -226,21 +226,16 @@ class Dask(Remote):
 
     def _run_asynchronously(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Let every worker have one visit under way; each answer updates the globals."""
-        state = self.tidied(state, solver)
+        state = self.rebuilt(state, solver)
         waiting, said = deque(batches.ravel().tolist()), {}
         flying: Flying = {}
-        begun = 0
         while waiting or flying:
             busy = {address for address, _ in flying.values()}
             for address, member in list(self.crew.members.items()):
                 turn = next((b for b in waiting if b in member.shards), None)
                 if address not in busy and turn is not None:
                     waiting.remove(turn)
-                    if begun % batches.shape[1] == 0:  # a step of the solver's own count
-                        server = solver.before_step(self.problem, state.server, batches.shape[1])
-                        state = state._replace(server=server)
-                    begun += 1
-                    said[address] = solver.tell(state.server)
+                    said[address] = solver.broadcast(state.server)
                     self._lam = np.asarray(state.lam)
                     now = self._moment()._replace(as_of=LATEST)
                     call = self._visit_call(address, Step(solver), said[address], [turn], now)
@@ -251,8 +246,8 @@ class Dask(Remote):
                 state = state._replace(server=server)
             self._recover(self._lam)
             if self.disturbed():
-                state = self.tidied(state, solver)
-        return self.tidied(state, solver)
+                state = self.rebuilt(state, solver)
+        return self.rebuilt(state, solver)
 
     def _total(self, call: Call) -> PyTree:
         """Return the sum of the workers' answers, in an order that does not depend on who is fast."""

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pdvi._base.types import PyTree
-from pdvi.core.solver import Reader, Solver, State, Visitor
+from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.halo import Boundary
 from pdvi.executors.host import Host, total
 from pdvi.executors.remote import Remote
@@ -57,12 +57,13 @@ class Disk(Remote):
 
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
-        template = eqx.filter_eval_shape(solver.own, self.problem, state.server, self.problem.local_shape())
-        self._host.equip(solver, state.server, Scratch(template, self.problem.n_shards, self._folder))
+        shape = self.problem.local_shape()
+        template = eqx.filter_eval_shape(solver.init_shard_state, self.problem, state.lam, shape, None)
+        self._host.equip(solver, state.lam, Scratch(template, self.problem.n_shards, self._folder))
         return state
 
     def visit(
-        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+        self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
         """Visit these shards."""
         chosen = self._chosen(shards)
@@ -72,7 +73,7 @@ class Disk(Remote):
         self.boundary.publish(rows)
         return state, message, len(chosen)
 
-    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+    def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         chosen = self._chosen(shards)
         return total([self._host.look(reader, told, chosen, self.boundary.halos(chosen))])

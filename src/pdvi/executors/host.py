@@ -53,11 +53,11 @@ class Host:
             rows[b] = self.exported(b, self.local[b])
         return rows
 
-    def equip(self, solver: Solver, server: Any, owns: Kept | None = None) -> None:
+    def equip(self, solver: Solver, lam: Array, owns: Kept | None = None) -> None:
         """Keep for every shard what a method keeps at first; ``owns`` is where."""
         self.own = {} if owns is None else owns
         for b in self.shards:
-            self.own[b] = _own(self.problem, traced(solver), server, self.local[b])
+            self.own[b] = _own(self.problem, traced(solver), jnp.asarray(lam), self.local[b])
 
     def visit(self, visitor: Any, told: Any, shards: Iterable[int], halos: Halos) -> tuple[PyTree, Halos]:
         """Visit these shards: the sum of their messages, and the rows that others read."""
@@ -149,8 +149,8 @@ def _init(problem: Problem, key: Array, b: Array, shard: PyTree) -> PyTree:
 
 
 @eqx.filter_jit
-def _own(problem: Problem, solver: Solver, server: Any, local: PyTree) -> PyTree:
-    return solver.own(problem, server, local)
+def _own(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
+    return solver.init_shard_state(problem, lam, local, None)
 
 
 @eqx.filter_jit

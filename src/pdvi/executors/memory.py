@@ -13,8 +13,9 @@ from pdvi._base import room
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, traced
 from pdvi.core.problem import Problem
-from pdvi.core.solver import After, Reader, Solver, State, Visitor, add
-from pdvi.executors.steps import compiled, folded, run_steps, visited
+from pdvi.core.solver import After, LocalUpdateFn, ShardFn, Solver, State, add
+from pdvi.executors.fit_program import History, Outcome, Rules, Watch, run_to_stop
+from pdvi.executors.steps import compiled, folded, init_shard_states, run_steps, visited
 from pdvi.shards.stacking import put, take
 
 STATES = 2  # of all shards that are held at once: as it was, and as it is after a step
@@ -24,6 +25,7 @@ class Memory(Executor):
     """The default executor."""
 
     remote = False
+    runs_to_stop = True
 
     def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
         """Return the model's own start, with other local variables where they are given."""
@@ -42,26 +44,41 @@ class Memory(Executor):
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""
-        kept = eqx.filter_eval_shape(solver.own, self.problem, state.server, self.problem.local_shape())
+        kept = eqx.filter_eval_shape(solver.init_shard_state, self.problem, state.lam, self.problem.local_shape(), None)
         _check_room(self.problem, kept, f"what {type(solver).__name__} keeps (copies of the globals, duals)")
-        return state._replace(own=_begun(self.problem, traced(solver), state.server, state.local))
+        return state._replace(own=_begun(self.problem, traced(solver), state.lam, state.local))
 
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Return the state after one step per row of ``batches``."""
         return jax.block_until_ready(run_steps(self.problem, traced(solver), state, batches))
 
+    def run_to_stop(
+        self,
+        solver: Solver,
+        state: State,
+        good: State,
+        batches: np.ndarray,
+        rules: Rules,
+        history: History,
+        watch: Watch,
+    ) -> Outcome:
+        """Return where a run has come to, from log point to log point, in one compiled program."""
+        return run_to_stop(
+            self.problem, traced(solver), state, good, self._key, batches, rules, history, watch
+        )
+
     def visit(
-        self, state: State, visitor: Visitor, told: Any, shards: np.ndarray | None = None
+        self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
         """Return the state after a visit to these shards, and the sum of the messages."""
         batch = None if shards is None else jnp.asarray(shards)
         local, own, total = _visited(self.problem, traced(visitor), told, state.local, state.own, batch)
         return State(state.server, local, own), total, self.problem.n_shards if shards is None else len(shards)
 
-    def look(self, state: State, reader: Reader, told: Any, shards: np.ndarray | None = None) -> PyTree:
+    def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         if isinstance(reader, After):  # each half is compiled once, wherever else it is asked for
-            return self.look(self.visit(state, reader.visitor, told[0], shards)[0], reader.reader, told[1], shards)
+            return self.look(self.visit(state, reader.update, told[0], shards)[0], reader.read, told[1], shards)
         batch = None if shards is None else jnp.asarray(shards)
         return _added(_looked(self.problem, traced(reader), told, state.local, state.own, batch))
 
@@ -117,8 +134,8 @@ def _sum(leaf: Array) -> Any:
 
 
 @eqx.filter_jit
-def _begun(problem: Problem, solver: Solver, server: Any, local: PyTree) -> PyTree:
-    return jax.vmap(lambda phi: solver.own(problem, server, phi), axis_size=problem.n_shards)(local)
+def _begun(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
+    return init_shard_states(problem, solver, lam, local)
 
 
 @compiled

@@ -1,10 +1,10 @@
-"""The one compiled loop: steps between two log points, for one run or, side by side, for several."""
+"""Steps as compiled programs: between two log points, for one run or, side by side, for several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import traced
 from pdvi.core.model import LocalStep, offers
 from pdvi.core.problem import Problem, without_halo
-from pdvi.core.solver import Solver, State, add
+from pdvi.core.solver import LocalUpdateFn, ShardFn, Shards, ShardStateFn, Solver, State, add
 from pdvi.shards.stacking import put, take
 
 P = ParamSpec("P")
@@ -31,13 +31,22 @@ def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concate
 
     That is so where there is little data, and derivatives of a loss: closed forms are compiled soon in any way.
     """
+    usual, quick = eqx.filter_jit(function), quickly(function)
+
+    @wraps(function)
+    def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return (usual if offers(problem.model, LocalStep) else quick)(problem, *args, **kwargs)
+
+    return call
+
+
+def quickly(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+    """Return a function of a problem compiled so that it is soon there, where there is little data."""
     usual = eqx.filter_jit(function)
     quick = cache(lambda: eqx.filter_jit(function, **quickly_compiled()))
 
     @wraps(function)
     def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if offers(problem.model, LocalStep):
-            return usual(problem, *args, **kwargs)
         return (quick() if is_little((problem, args, kwargs)) else usual)(problem, *args, **kwargs)
 
     return call
@@ -52,21 +61,23 @@ def is_little(arguments: PyTree, most: int | None = None) -> bool:
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
     """Return the state after one step: the shards in ``batch`` are visited, the others are left as they are."""
-    server = solver.before_step(problem, state.server, batch.shape[0])
-    told = solver.tell(server)
-    local, own, messages = visited(problem, solver.visit, told, state.local, state.own, batch)
-    server = solver.update(problem, server, add(messages), batch.shape[0], told)
+    broadcast = solver.broadcast(state.server)
+    local, own, messages = visited(problem, solver.local_update, broadcast, state.local, state.own, batch)
+    server = solver.server_update(problem, state.server, add(messages), batch.shape[0], broadcast)
     return State(server, put(state.local, batch, local), put(state.own, batch, own))
 
 
-def steps(problem: Problem, solver: Solver, state: State, batches: Array, count: Array | int) -> State:
-    """Return the state after a step for each of the first rows of ``batches``; the server's sums are made anew first.
+def steps(
+    problem: Problem, solver: Solver, state: State, batches: Array, count: Array | int, first: Array | int = 0
+) -> State:
+    """Return the state after a step for each of ``count`` rows of ``batches``; the server's sums are rebuilt before.
 
-    How many is no part of what is compiled: legs of a run differ in their lengths.
+    How many is no part of what is compiled: segments of a run differ in their lengths.
     """
-    if (total := folded(solver.kept, None, state.own)) is not None:
-        state = state._replace(server=solver.refreshed(problem, state.server, total))
-    return jax.lax.fori_loop(0, count, lambda i, s: step(problem, solver, s, batches[i]), state)
+    shards = TracedShards(problem, state)
+    solver.rebuild_sums(problem, shards)
+    begun = state._replace(server=jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), shards.server, state.server))
+    return jax.lax.fori_loop(first, first + count, lambda i, s: step(problem, solver, s, batches[i]), begun)
 
 
 _compiled_steps = compiled(steps)
@@ -117,3 +128,93 @@ def folded(function: Any, told: Any, own: PyTree) -> PyTree:
     if not jax.tree.leaves(own):
         return function(told, own)
     return add(jax.vmap(lambda kept: function(told, kept))(own))
+
+
+def init_shard_states(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
+    """Return the shard states of all shards before their first visit."""
+    return jax.vmap(
+        lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards
+    )(local)
+
+
+NOTES: list[str] = []  # all texts that compiled programs may write into the trace: each is a bit there
+
+
+class TracedShards(Shards):
+    """All shards of a problem in memory, inside of a compiled program.
+
+    ``key`` is that of the model's start. Where ``enabled`` is false nothing is done `when` a condition holds.
+    """
+
+    is_traced: ClassVar[bool] = True
+    warm: bool = False
+
+    def __init__(
+        self, problem: Problem, state: State, key: Array | None = None, enabled: Any = True, notes: Any = 0
+    ):
+        self.problem, self.state, self.key, self.enabled = problem, state, key, enabled
+        self.notes, self.needs_host = jnp.asarray(notes, jnp.int32), jnp.asarray(False)
+
+    def sum(self, fn: ShardFn, broadcast: Any, subset: np.ndarray | None = None) -> PyTree:
+        """Return the sum of ``fn`` over shards; scalars are added with twice the digits."""
+
+        def one(phi: PyTree, shard: PyTree) -> PyTree:
+            return fn(self.problem, broadcast, phi, None, shard)
+
+        batch = None if subset is None else jnp.asarray(subset)
+        found = self.problem.map_shards(one, self.state.local, batch)
+        return jax.tree.map(lambda leaf: precise_sum(leaf)[0] if leaf.ndim == 1 else leaf.sum(0), found)
+
+    def sum_states(self, fn: ShardStateFn, broadcast: Any) -> PyTree:
+        """Return the sum of ``fn`` over shard states."""
+        return folded(fn, broadcast, self.state.own)
+
+    def update(self, fn: LocalUpdateFn, broadcast: Any) -> None:
+        """Change what is the shards'."""
+        local, own, _ = visited(self.problem, fn, broadcast, self.state.local, self.state.own, None)
+        self.state = self.state._replace(local=local, own=own)
+
+    def drop_states(self) -> None:
+        """Do nothing: a program has no use for it."""
+
+    def reset(self) -> None:
+        """Set the local variables to those at the start."""
+        self.state = self.state._replace(local=self.problem.init(self.key)[1])
+
+    def note(self, text: str) -> None:
+        """Write a note into the next row of the trace."""
+        if text not in NOTES:
+            NOTES.append(text)
+        self.notes = self.notes | (1 << NOTES.index(text))
+
+    def when(self, condition: Any, fn: Callable[[Shards], None], *, on_host: bool = False) -> None:
+        """Call ``fn`` if ``condition`` holds: by a loop of at most one pass, since a branch would copy the state."""
+        condition = jnp.asarray(condition) & self.enabled
+        if on_host:
+            self.needs_host = self.needs_host | condition
+            return
+
+        def once(carry: tuple[Any, State, Array]) -> tuple[Any, State, Array]:
+            _, state, notes = carry
+            inside = TracedShards(self.problem, state, self.key, notes=notes)
+            fn(inside)
+            alike = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), inside.state, state)
+            return jnp.asarray(False), alike, inside.notes
+
+        first = (condition & ~self.needs_host, self.state, self.notes)
+        _, self.state, self.notes = jax.lax.while_loop(lambda carry: carry[0], once, first)
+
+
+def precise_sum(x: Array) -> tuple[Array, Array]:
+    """Return the sum of a vector as two numbers, the second being what rounding has taken from the first (Knuth)."""
+    high, low = x, jnp.zeros_like(x)
+    while high.shape[0] > 1:
+        if high.shape[0] % 2:
+            high, low = (jnp.concatenate([part, jnp.zeros_like(part[:1])]) for part in (high, low))
+        half = high.shape[0] // 2
+        a, b = high[:half], high[half:]
+        total = a + b
+        back = total - a
+        error = (a - (total - back)) + (b - back)
+        high, low = total, low[:half] + low[half:] + error
+    return high[0], jnp.where(jnp.isfinite(high[0]), low[0], 0)

@@ -18,6 +18,7 @@ from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import Solver, State
+from pdvi.executors.fit_program import MAX_ROWS
 from pdvi.run.checkpoint import Checkpoint, Keeper
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling
@@ -54,6 +55,7 @@ def fit(
     max_steps: int | None = None,
     max_seconds: float | None = None,
     tol: float = 1e-6,
+    abs_tol: float = 0.0,
     grad_tol: float = 0.0,
     seed: int | None = None,
     sampling: Sampling | None = None,
@@ -79,6 +81,8 @@ def fit(
         stop when the objective changes by less than ``tol`` times its size from one log point to the next,
         at least an epoch apart, twice in a row, and the derivatives, where the solver asks for them, agree that no more
         than a few hundredths of a nat (or a tenth of this change) are left to gain; 0 never stops.
+    abs_tol
+        is added to ``tol`` times the size of the objective, in its own units (nats).
     grad_tol
         stop when the norm of grad_lam F is below ``grad_tol`` times that at the start, and the objective moved by no
         more than ``grad_tol`` times the range it has covered.
@@ -105,7 +109,7 @@ def fit(
     """
     keep = Keeper(checkpoint)
     callbacks = _functions(callbacks)
-    for name, value in (("tol", tol), ("grad_tol", grad_tol)):
+    for name, value in (("tol", tol), ("abs_tol", abs_tol), ("grad_tol", grad_tol)):
         at_least(name, value)
     if max_seconds is not None:
         positive("max_seconds", max_seconds)
@@ -125,13 +129,18 @@ def fit(
             bar.total = last = last_step(max_epochs, max_steps, run.steps_per_epoch)
             bar.initial = bar.n = run.step
             try:
+                alone = bool(callbacks) or keep.to is not None or not bar.disable  # each log point is looked at
+                limits = {
+                    "tol": tol,
+                    "abs_tol": abs_tol,
+                    "grad_tol": grad_tol,
+                    "max_rows": 1 if alone else MAX_ROWS,
+                    "max_seconds": max_seconds,
+                }
                 if not run.rows:
-                    run.log()
-                    run.guard()
-                while (status := _verdict(run, callbacks, last, max_seconds, tol, grad_tol)) is Status.RUNNING:
-                    run.advance(last)
-                    run.log()
-                    run.guard()
+                    run.proceed(last, **limits)
+                while (status := _verdict(run, callbacks, last, max_seconds, tol, abs_tol, grad_tol)) is Status.RUNNING:
+                    run.proceed(last, **limits)
                     keep.if_due(lambda: run.result(Status.RUNNING))
                     bar.set_description_str("", refresh=False)
                     bar.update(run.step - bar.n)
@@ -155,6 +164,7 @@ def _verdict(
     last: int,
     max_seconds: float | None,
     tol: float,
+    abs_tol: float,
     grad_tol: float,
 ) -> Status:
     """Return whether to stop at this log point, and why."""
@@ -164,8 +174,8 @@ def _verdict(
     answers = [callback(progress) for callback in callbacks]
     if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
-    quiet = settled(run.rows, tol)
-    if (quiet and run.at_rest(tol)) or flat(run.rows, grad_tol):
+    quiet = settled(run.rows, tol, abs_tol)
+    if (quiet and run.at_rest(tol, abs_tol)) or flat(run.rows, grad_tol):
         return Status.CONVERGED
     if run.step >= last:
         return Status.STALLED if quiet else Status.MAX_EPOCHS

@@ -11,7 +11,7 @@ import numpy as np
 
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.result import Result
 from pdvi.core.solver import Solver
 
@@ -27,7 +27,7 @@ def batch_size_for(problem: Problem, solver: Solver, batch_size: int | None, ear
             raise ValueError(msg)
         return problem.n_shards
     if batch_size is None:
-        return earlier.batch_size if earlier else max(1, problem.n_shards // 100)
+        return earlier.batch_size if earlier else default_batch_size(problem.n_shards)
     whole("batch_size", batch_size, least=1, most=problem.n_shards, of="the number of shards")
     if earlier and batch_size != earlier.batch_size:
         msg = f"`batch_size` must be that of the run to continue ({earlier.batch_size}), got {batch_size!r}."

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pdvi.core.solver import Left
+from pdvi.core.solver import RemainingGain
 
 NATS = 0.02  # of evidence: no conclusion depends on less
 Rows = list[dict[str, Any]]  # of the trace
@@ -21,8 +21,8 @@ def flat(rows: Rows, grad_tol: float) -> bool:
     return bool(abs(values[-1] - values[-2]) <= grad_tol * np.ptp(values[np.isfinite(values)]))
 
 
-def settled(rows: Rows, tol: float) -> bool:
-    """Return whether two changes in a row were below ``tol``, relative, between points at least an epoch apart."""
+def settled(rows: Rows, tol: float, abs_tol: float = 0.0) -> bool:
+    """Return whether two changes in a row were below both tolerances' sum, between points at least an epoch apart."""
     points = [rows[-1]]
     for row in reversed(rows):
         if row["event"]:
@@ -31,10 +31,10 @@ def settled(rows: Rows, tol: float) -> bool:
             points.append(row)
         if len(points) == 3:
             values = [point["objective"] for point in points]
-            return all(abs(a - b) < tol * abs(b) for a, b in pairwise(values))
+            return all(abs(a - b) < tol * abs(b) + abs_tol for a, b in pairwise(values))
     return False
 
 
-def little(left: Left, objective: float, tol: float) -> bool:
+def little(left: RemainingGain, objective: float, tol: float, abs_tol: float = 0.0) -> bool:
     """Return whether what is left to gain is below what matters, what rounding hides, and what ``tol`` lets pass."""
-    return bool(left.nats <= max(NATS, left.noise, 0.1 * tol * abs(objective)))
+    return bool(left.nats <= max(NATS, left.noise, 0.1 * (tol * abs(objective) + abs_tol)))

@@ -20,29 +20,30 @@ from pdvi.run.sampling import batches
 def advance_together(runs: Sequence[Run], last: int) -> None:
     """Advance runs in memory that differ in their start and in real-valued settings of one solver only.
 
-    Each comes to the state that `Run.advance` would bring it to, up to rounding. Stages that end elsewhere in some of
+    Each comes to the state that `Run.advance` would bring it to, up to rounding. Segments that end elsewhere in some of
     them are run one by one.
     """
     one = runs[0]
     stop = min(last, (one.step // one.stride + 1) * one.stride)
     drawn = batches(one.sampling, one.seed, one.step, stop, one.problem.n_shards, one.batch_size)
     while len(drawn):
-        stages = [run.turned() for run in runs]
-        count = stages[0].steps
-        if any(stage.steps != count for stage in stages):
-            msg = "runs side by side must have their stages in step."
+        segments = [run.next_segment() for run in runs]
+        count = segments[0].n_steps
+        if any(segment.n_steps != count for segment in segments):
+            msg = "runs side by side must have their segments in step."
             raise ValueError(msg)
         states = run_side_by_side(
             one.problem,
-            side_by_side([stage.solver for stage in stages]),
+            side_by_side([segment.solver for segment in segments]),
             stacked([run.state for run in runs]),
             jnp.asarray(drawn[:count]),
         )
         for number, run in enumerate(runs):
             run.state = jax.tree.map(lambda leaf, i=number: leaf[i], states)
-        drawn = drawn[count:] if count else drawn[:0]
-    for run in runs:
-        run.step = stop
+        done = len(drawn) if count is None else min(len(drawn), count)
+        drawn = drawn[done:]
+        for run in runs:
+            run.step += done
 
 
 def objectives(runs: Sequence[Run]) -> np.ndarray:

@@ -1,19 +1,17 @@
 """The methods: each one file, each through `pdvi.fit`, on every executor.
 
 What a solver is says `pdvi.core.solver`. Some methods need more of a model than `pdvi.Model` lists, and say so
-when it is missing; `pdvi.core.model` has all that a model may offer. `Agreed`, `Continued`, `Explored` and
-`Following` wrap PD-VI and P2D-VI.
+when it is missing; `pdvi.core.model` has all that a model may offer. `AdaptivePenalty` and `Explored` wrap PD-VI and
+P2D-VI.
 
 A solver listed in `SOLVERS` is under the contract of ``tests/contracts/test_solvers.py``.
 """
 
 from pdvi.core.solver import Solver
-from pdvi.solvers.agreed import Agreed
+from pdvi.solvers.adaptive_penalty import AdaptivePenalty
 from pdvi.solvers.cavi import CAVI
-from pdvi.solvers.continued import Continued
 from pdvi.solvers.control_variates import ControlVariates
 from pdvi.solvers.explored import Explored
-from pdvi.solvers.following import Following
 from pdvi.solvers.gradient import SGD, Adam, RMSProp
 from pdvi.solvers.memoized import MemoizedVB
 from pdvi.solvers.pgsvi import PGSVI
@@ -38,11 +36,9 @@ __all__ = [
     "SOLVERS",
     "SVI",
     "Adam",
-    "Agreed",
-    "Continued",
+    "AdaptivePenalty",
     "ControlVariates",
     "Explored",
-    "Following",
     "MemoizedVB",
     "RMSProp",
 ]

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.conjugate import best_globals
 from pdvi.solvers.local_variables import optimise
 
@@ -29,18 +29,20 @@ class CAVI(Solver):
     sweeps: int = 1
     full_batch: ClassVar[bool] = True
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> CAVIServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> CAVIServer:
         """Return the server's state before the first step."""
         require(type(self).__name__, problem.model, Conjugate)
         return CAVIServer(lam)
 
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and their statistics."""
-        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
-        return local, own, problem.model.statistics(local, shard)
+        local = optimise(problem, local, broadcast, shard, self.sweeps, 0.0)
+        return local, shard_state, problem.model.statistics(local, shard)
 
-    def update(self, problem: Problem, server: CAVIServer, total: PyTree, count: int, told: Array) -> CAVIServer:
+    def server_update(
+        self, problem: Problem, server: CAVIServer, total: PyTree, count: int, broadcast: Array
+    ) -> CAVIServer:
         """Return the globals that fit all statistics."""
-        return CAVIServer(best_globals(problem, total))
+        return CAVIServer(best_globals(problem, total, server.lam))

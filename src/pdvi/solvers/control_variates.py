@@ -9,8 +9,16 @@ import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
-from pdvi.solvers.local_variables import constrained, gradients, optimise, require_gradients, with_halo_of
+from pdvi.core.solver import Shards, Solver
+from pdvi.solvers.local_variables import (
+    as_it_is,
+    constrained,
+    gradients,
+    like,
+    optimise,
+    require_gradients,
+    with_halo_of,
+)
 from pdvi.solvers.rates import check_rates, per_coordinate
 
 
@@ -39,44 +47,36 @@ class ControlVariates(Solver):
     sweeps: int = 1
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> ControlVariatesServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> ControlVariatesServer:
         """Return the server's state before the first step."""
         check_rates(problem, self.rate, self.local_rate)
         if self.local_rate is not None:
             require_gradients(type(self).__name__, problem)
         return ControlVariatesServer(lam, jnp.zeros_like(lam))
 
-    def own(self, problem: Problem, server: ControlVariatesServer, local: PyTree) -> Array:
-        """Return zero: the first visit is a plain stochastic gradient."""
-        return jnp.zeros_like(server.lam)
+    def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> Array:
+        """Return zero, so that the first visit is a plain stochastic gradient; at given locals the gradient there."""
+        return jnp.zeros_like(lam) if shard is None else jax.grad(problem.loss, argnums=1)(local, lam, shard)
 
-    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Array:
-        """Return the gradient at known locals: a stationary start then stays put."""
-        return jax.grad(problem.loss, argnums=1)(local, lam, shard)
-
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: Array, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: Array, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the moved locals, the gradient there, and by how much it changed."""
-        local = self._moved(problem, local, told, shard)
-        slope = jax.grad(problem.loss, argnums=1)(local, told, shard)
-        return local, slope, slope - own
+        local = self._moved(problem, local, broadcast, shard)
+        slope = jax.grad(problem.loss, argnums=1)(local, broadcast, shard)
+        return local, slope, slope - shard_state
 
-    def update(
-        self, problem: Problem, server: ControlVariatesServer, total: Array, count: int, told: Array
+    def server_update(
+        self, problem: Problem, server: ControlVariatesServer, total: Array, count: int, broadcast: Array
     ) -> ControlVariatesServer:
         """Return the globals after a step down the corrected gradient."""
         estimate = problem.n_shards / count * total + server.total
         lam = server.lam - per_coordinate(problem, self.rate) * estimate
         return ControlVariatesServer(lam, server.total + total)
 
-    def kept(self, told: Any, own: Array) -> Array:
-        """Return the shard's last gradient."""
-        return own
-
-    def refreshed(self, problem: Problem, server: ControlVariatesServer, total: Array) -> ControlVariatesServer:
-        """Return the server with the sum rebuilt from the shards: in single precision the running sum drifts."""
-        return server._replace(total=total)
+    def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
+        """Rebuild the sum of all gradients."""
+        shards.server = shards.server._replace(total=like(shards.lam, shards.sum_states(as_it_is, None)))
 
     def _moved(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> PyTree:
         if self.local_rate is None:

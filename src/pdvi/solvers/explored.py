@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import measure
 from pdvi.core.model import Conjugate, Natural, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Fresh, Look, Solver, Stage, State, Tell
+from pdvi.core.solver import Segment, Shards, Solver
 from pdvi.solvers.conjugate import best_globals, statistics_of
-from pdvi.solvers.local_variables import begun, resettled
+from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
 from pdvi.solvers.svi import SVI, SVIServer
 from pdvi.solvers.wrapper import Wrapper
 
@@ -26,13 +26,13 @@ MEMORY, FASTEST, SWEEPS, NOISY = 1 / 16, 0.5, 3, 16
 FIRST_EPOCHS = 2
 
 FIRST, EXPLORING, DONE = range(3)  # phases
+UNLIMITED = 2**30  # steps
 
 
 class ExploredServer(NamedTuple):
     """The inner solver's server, and what exploring must beat."""
 
     inner: Any
-    made: Array  # steps
     phase: Array
     kept: Array  # lam of the start; while exploring, that which the first epochs reached
     reached: Array  # and its objective
@@ -54,108 +54,100 @@ class Explored(Wrapper):
     solver: Any
     epochs: int = eqx.field(default=3, static=True)
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> ExploredServer:
-        """Return the server's state for a solver that asks for nothing."""
-        return self._begun(problem, self.solver.init(problem, lam, batch_size))
-
-    def begin(self, problem: Problem, state: State, lam: Array, batch_size: int) -> Dialogue[ExploredServer]:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> ExploredServer:
         """Return the server's state before the first step."""
         require(type(self.solver).__name__, problem.model, Conjugate, Natural)
-        return self._begun(problem, (yield from self.solver.begin(problem, state, lam, batch_size)))
+        inner = self.solver.init(problem, shards, lam, batch_size)
+        phase = jnp.asarray(DONE if shards.warm else FIRST, jnp.int32)
+        return ExploredServer(inner, phase, inner.lam, jnp.full((), jnp.inf))
 
-    def _begun(self, problem: Problem, inner: Any) -> ExploredServer:
-        zero = jnp.asarray(0, jnp.int32)
-        return ExploredServer(inner, zero, zero, inner.lam, jnp.full((), jnp.inf))
-
-    def settled(self, server: ExploredServer) -> ExploredServer:
-        """Return the server of a run that has explored."""
-        return server._replace(inner=self.solver.settled(server.inner), phase=jnp.full_like(server.phase, DONE))
-
-    def before_step(self, problem: Problem, server: ExploredServer, batch_size: int) -> ExploredServer:
-        """Count the steps."""
-        inner = self.solver.before_step(problem, server.inner, batch_size)
-        return server._replace(inner=inner, made=server.made + 1)
-
-    def recover(self, server: ExploredServer, factor: float) -> Any:
-        """Return a more careful state of the inner solver, and explore no more."""
-        inner = self.solver.recover(server.inner, factor)
+    def increase_penalty(self, server: ExploredServer, factor: float) -> Any:
+        """Return the inner solver's, and explore no more."""
+        inner = self.solver.increase_penalty(server.inner, factor)
         return None if inner is None else server._replace(inner=inner, phase=jnp.full_like(server.phase, DONE))
 
-    def exploring(self, server: ExploredServer) -> bool:
-        """Return whether the last step was one of exploration."""
-        return int(server.phase) == EXPLORING
-
-    def stage(self, problem: Problem, server: ExploredServer, batch_size: int) -> Stage:
-        """Return who makes the next steps."""
-        first, last = self._ends(problem, batch_size)
-        phase, made = int(server.phase), int(server.made)
-        if phase == FIRST:
-            return Stage(self, first - made)
+    def on_segment_end(self, problem: Problem, shards: Shards, step: Any, batch_size: int) -> Segment:
+        """Go from one phase to the next where one has ended; the steps of each are another program's."""
+        per_epoch = problem.steps_per_epoch(batch_size)
+        first, last = FIRST_EPOCHS * per_epoch, (FIRST_EPOCHS + self.epochs) * per_epoch
+        phase = shards.server.phase
+        shards.when((phase == FIRST) & (step >= first), self._start_warmup, on_host=True)
+        if shards.is_traced:
+            shards.when(phase == EXPLORING, self._start_warmup, on_host=True)
+            return Segment(self, jnp.where(phase == FIRST, first - step, UNLIMITED))
+        shards.when(
+            (phase == EXPLORING) & (step >= last), lambda shards: self.finalize(problem, shards, batch_size)
+        )
+        phase = int(shards.server.phase)
         if phase == EXPLORING:
             rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))
-            return Stage(_Exploration(self, SVI(rate=rate, sweeps=SWEEPS)), last - made)
-        return Stage(self)
+            return Segment(Warmup(self, SVI(rate=rate, sweeps=SWEEPS)), last - step)
+        return Segment(self, first - step if phase == FIRST else None)
 
-    def turn(self, problem: Problem, state: State, batch_size: int) -> Dialogue[State]:
-        """Return the state as the next phase takes it over."""
-        first, last = self._ends(problem, batch_size)
-        phase, made = int(state.server.phase), int(state.server.made)
-        if phase == FIRST and made >= first:
-            return (yield from self._sent_out(state))
-        if phase == EXPLORING and made >= last:
-            return (yield from self.concluded(problem, state, batch_size))
-        return state
+    def _start_warmup(self, shards: Shards) -> None:
+        """Go back to the start: noise finds more from there than from where the first epochs have led."""
+        server = shards.server
+        reached, _ = shards.sum(measure, server.lam)
+        shards.reset()
+        shards.server = server._replace(
+            inner=server.inner._replace(lam=server.kept),
+            phase=jnp.full_like(server.phase, EXPLORING),
+            kept=server.lam,
+            reached=jnp.asarray(reached, server.reached.dtype),
+        )
 
-    def _sent_out(self, state: State) -> Dialogue[State]:
-        """Return the start once more: noise finds more from there than from where the first epochs have led."""
-        server = state.server
-        reached, _ = yield Look(state._replace(own=None), measure, server.lam)
-        state = yield Fresh(state)
-        inner = server.inner._replace(lam=server.kept)
-        exploring = jnp.full_like(server.phase, EXPLORING)
-        reached = jnp.asarray(reached, server.reached.dtype)
-        return state._replace(server=server._replace(inner=inner, phase=exploring, kept=server.lam, reached=reached))
+    def finalize(self, problem: Problem, shards: Shards, batch_size: int) -> None:
+        """Take what was found, or go back to where the run was before if that is better."""
+        before = shards.server
+        lam = best_globals(problem, shards.sum(statistics_of, None), before.lam)
+        self._start_anew(problem, shards, lam, batch_size)
+        objective, _ = shards.sum(measure, shards.lam)
+        if objective < float(before.reached):
+            return
+        shards.note("warm-up did not improve the objective")
+        shards.server = before
+        reset_and_optimize_locals(problem, shards, before.kept)
+        self._start_anew(problem, shards, before.kept, batch_size)
 
-    def concluded(self, problem: Problem, state: State, batch_size: int) -> Dialogue[State]:
-        """Return what was found, or where the run was before if that is better."""
-        statistics = yield Look(state._replace(own=None), statistics_of, None)
-        lam = best_globals(problem, statistics)
-        found = yield from begun(problem, self, state, lam, batch_size)
-        objective, _ = yield Look(found._replace(own=None), measure, found.lam)
-        if objective < float(state.server.reached):
-            return found
-        yield Tell("explored in vain")
-        before = yield from resettled(problem, state, state.server.kept)
-        return (yield from begun(problem, self, before, state.server.kept, batch_size))
-
-    def _ends(self, problem: Problem, batch_size: int) -> tuple[int, int]:
-        """Return after how many steps the first epochs and the exploring end."""
-        steps = problem.steps_per_epoch(batch_size)
-        return FIRST_EPOCHS * steps, (FIRST_EPOCHS + self.epochs) * steps
+    def _start_anew(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> None:
+        """Start the inner solver at ``lam`` and the local variables there are, which are known to fit."""
+        shards.warm = True
+        shards.server = self.init(problem, shards, lam, batch_size)
+        reinit_shard_states(problem, shards, self)
 
 
-class _Exploration(Solver):
-    """Natural-gradient steps on the state of `Explored`. No duals are kept up: whoever leaves asks for new ones."""
+class Warmup(Solver):
+    """Natural-gradient steps on the state of `Explored`. No duals are kept up: new ones are made at its end."""
 
     explored: Explored
     svi: SVI
+    is_warmup: ClassVar[bool] = True
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> Any:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> Any:
         """Return what `Explored` does."""
-        return self.explored.init(problem, lam, batch_size)
+        return self.explored.init(problem, shards, lam, batch_size)
 
-    def before_step(self, problem: Problem, server: ExploredServer, batch_size: int) -> ExploredServer:
-        """Count the steps."""
-        return server._replace(made=server.made + 1)
+    def on_segment_end(self, problem: Problem, shards: Shards, step: Any, batch_size: int) -> Segment:
+        """Return to `Explored` at the end."""
+        per_epoch = problem.steps_per_epoch(batch_size)
+        left = (FIRST_EPOCHS + self.explored.epochs) * per_epoch - step
+        shards.when(left <= 0, lambda shards: None, on_host=True)
+        return Segment(self, left)
 
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Visit as `SVI` does; what the inner solver keeps stays as it is."""
-        local, _, statistics = self.svi.visit(problem, told, local, (), shard)
-        return local, own, statistics
+        """Update as `SVI` does; what the inner solver keeps stays as it is."""
+        local, _, statistics = self.svi.local_update(problem, broadcast, local, (), shard)
+        return local, shard_state, statistics
 
-    def update(self, problem: Problem, server: ExploredServer, total: PyTree, count: int, told: Array) -> Any:
+    def server_update(
+        self, problem: Problem, server: ExploredServer, total: PyTree, count: int, broadcast: Array
+    ) -> ExploredServer:
         """Update as `SVI` does."""
-        lam = self.svi.update(problem, SVIServer(server.lam, jnp.zeros(())), total, count, told).lam
+        lam = self.svi.server_update(problem, SVIServer(server.lam, jnp.zeros(())), total, count, broadcast).lam
         return server._replace(inner=server.inner._replace(lam=lam))
+
+    def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:
+        """Return those of `Explored`."""
+        return self.explored.log_metrics(problem, shards)

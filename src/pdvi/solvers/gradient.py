@@ -10,7 +10,7 @@ import jax
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.local_variables import constrained, free, gradients, own_rows, require_gradients
 from pdvi.solvers.rates import check_rates, per_coordinate
 
@@ -42,30 +42,28 @@ class _Gradient(Solver):
     def transform(self) -> GradientTransformation:
         """The method's direction, from optax, without a rate."""
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> GradientServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> GradientServer:
         """Return the server's state before the first step."""
         require_gradients(type(self).__name__, problem)
         check_rates(problem, self.rate, self.local_rate)
         return GradientServer(lam, self.transform().init(lam))
 
-    def own(self, problem: Problem, server: GradientServer, local: PyTree) -> PyTree:
-        """Return the memory of a shard's local gradients before the first one."""
-        return self.transform().init(free(problem, local))
+    def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> PyTree:
+        """Return an empty memory of the shard's local gradients: past ones cannot be known."""
+        return self.transform().init(free(problem, local if shard is None else own_rows(problem, local)))
 
-    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> PyTree:
-        """Return an empty memory: past gradients cannot be known."""
-        return self.transform().init(free(problem, own_rows(problem, local)))
-
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals after a step down their gradient, its memory, and the gradient in the globals."""
-        x, slope, by_lam = gradients(problem, local, told, shard)
-        move, own = self.transform().update(slope, own)
+        x, slope, by_lam = gradients(problem, local, broadcast, shard)
+        move, shard_state = self.transform().update(slope, shard_state)
         x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, move)
-        return constrained(problem, x, shard), own, by_lam
+        return constrained(problem, x, shard), shard_state, by_lam
 
-    def update(self, problem: Problem, server: GradientServer, total: Array, count: int, told: Array) -> GradientServer:
+    def server_update(
+        self, problem: Problem, server: GradientServer, total: Array, count: int, broadcast: Array
+    ) -> GradientServer:
         """Return the globals after a step down the gradient of the batch."""
         move, memory = self.transform().update(problem.n_shards / count * total, server.memory)
         return GradientServer(server.lam - per_coordinate(problem, self.rate) * move, memory)

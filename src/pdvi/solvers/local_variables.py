@@ -1,6 +1,6 @@
 """The local variables' turn, as the methods share it: by the model's own steps, or down the gradient.
 
-All functions but the two dialogues are about one shard, whose locals come with halo rows appended if it has a halo.
+All functions are about one shard but those that take `Shards`, whose locals come with halo rows appended if it has a halo.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Constrained, Coupled, offers, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Fresh, Solver, State, Tidy, Visit
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
 SETTLED = 1e-3  # largest change in a sweep, relative to the largest entry
@@ -72,40 +72,50 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
 
 
 def settle(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-    """Return the locals near ``local`` that fit given globals: a visitor, where a run goes on from globals alone."""
+    """Return the locals near ``local`` that fit given globals, where a run goes on from globals alone."""
     return optimise(problem, local, lam, shard, None, SETTLED), own, None
 
 
+def local_step(
+    problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Return the locals after one local step for given globals: a `LocalUpdateFn`."""
+    return optimise(problem, local, lam, shard, 1, 0.0), own, None
+
+
+def as_it_is(broadcast: Any, shard_state: PyTree) -> PyTree:
+    """Return the shard state: a `ShardStateFn`."""
+    return shard_state
+
+
+def like(template: PyTree, total: PyTree) -> PyTree:
+    """Return a sum over shards, which may have been added in double precision, in the types of ``template``."""
+    return jax.tree.map(lambda leaf, value: jnp.asarray(value, leaf.dtype), template, total)
+
+
 class Recall(eqx.Module):
-    """A visitor that lets a shard keep what it would have kept at this point."""
+    """A `LocalUpdateFn`: the shard state as if a shard had been visited at this point."""
 
     solver: Solver
 
     def __call__(
         self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Return the same local variables, and what is kept for them."""
-        return local, self.solver.recall(problem, lam, local, shard), None
+        """Return the same local variables, and the shard state that belongs to them."""
+        return local, self.solver.init_shard_state(problem, lam, local, shard), None
 
 
-def resettled(problem: Problem, state: State, lam: Array) -> Dialogue[State]:
-    """Return the state with new local variables that fit ``lam``."""
-    state = yield Fresh(state)
+def reset_and_optimize_locals(problem: Problem, shards: Shards, lam: Array) -> None:
+    """Find new local variables that fit ``lam``."""
+    shards.reset()
     for _ in range(PASSES if problem.halo_rows else 1):
-        state = yield Visit(state, settle, lam)
-    return state
+        shards.update(settle, lam)
 
 
-def recalled(solver: Solver, state: State) -> Dialogue[State]:
-    """Return the state with what the solver would have kept for shards whose local variables are known."""
-    state = yield Visit(state, Recall(solver), state.lam)
-    return (yield Tidy(state, solver))
-
-
-def begun(problem: Problem, solver: Solver, state: State, lam: Array, batch_size: int) -> Dialogue[State]:
-    """Return a new beginning at ``lam`` and the local variables of ``state``, which are known to fit."""
-    server = yield from solver.begin(problem, state, lam, batch_size)
-    return (yield from recalled(solver, state._replace(server=solver.settled(server))))
+def reinit_shard_states(problem: Problem, shards: Shards, solver: Solver) -> None:
+    """Make the shard states that belong to the local variables and to the globals, and the server's sums of them."""
+    shards.update(Recall(solver), shards.lam)
+    solver.rebuild_sums(problem, shards)
 
 
 def _largest_change(old: PyTree, new: PyTree) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.conjugate import best_globals
-from pdvi.solvers.local_variables import optimise
+from pdvi.solvers.local_variables import as_it_is, like, optimise
 
 
 class Memo(NamedTuple):
@@ -40,41 +41,37 @@ class MemoizedVB(Solver):
 
     sweeps: int = 1
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> MemoizedServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> MemoizedServer:
         """Return the server's state before the first step."""
         require(type(self).__name__, problem.model, Conjugate)
         return MemoizedServer(lam, _nothing(problem))
 
-    def own(self, problem: Problem, server: MemoizedServer, local: PyTree) -> Memo:
-        """Return statistics of nothing."""
-        return _nothing(problem)
+    def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> Memo:
+        """Return statistics of nothing; at given locals theirs."""
+        return _nothing(problem) if shard is None else Memo(problem.model.statistics(local, shard), jnp.ones(()))
 
-    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Memo:
-        """Return the statistics of known locals."""
-        return Memo(problem.model.statistics(local, shard), jnp.ones(()))
-
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: Memo, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: Memo, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, their statistics, and by how much these changed."""
-        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
+        local = optimise(problem, local, broadcast, shard, self.sweeps, 0.0)
         memo = Memo(problem.model.statistics(local, shard), jnp.ones(()))
-        return local, memo, jax.tree.map(jnp.subtract, memo, own)
+        return local, memo, jax.tree.map(jnp.subtract, memo, shard_state)
 
-    def update(self, problem: Problem, server: MemoizedServer, total: Memo, count: int, told: Array) -> MemoizedServer:
+    def server_update(
+        self, problem: Problem, server: MemoizedServer, total: Memo, count: int, broadcast: Array
+    ) -> MemoizedServer:
         """Return the globals that fit the new sum of statistics, once all shards are in it."""
         total = jax.tree.map(jnp.add, server.total, total)
         complete = total.seen > problem.n_shards - 0.5
-        lam = jax.lax.cond(complete, lambda: best_globals(problem, total.statistics), lambda: server.lam)
+        best = partial(best_globals, problem, total.statistics, server.lam)
+        lam = jax.lax.cond(complete, best, lambda: server.lam)
         return MemoizedServer(lam, total)
 
-    def kept(self, told: Any, own: Memo) -> Memo:
-        """Return the shard's part of the sum."""
-        return own
-
-    def refreshed(self, problem: Problem, server: MemoizedServer, total: Memo) -> MemoizedServer:
-        """Return the server with the sum rebuilt from the shards: in single precision the running sum drifts."""
-        return server._replace(total=total)
+    def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
+        """Rebuild the sum of all statistics."""
+        server = shards.server
+        shards.server = server._replace(total=like(server.total, shards.sum_states(as_it_is, None)))
 
 
 def _nothing(problem: Problem) -> Memo:

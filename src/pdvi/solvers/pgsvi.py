@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Natural, NaturalGradient, Nonconjugate, offers, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.cavi import CAVIServer
 from pdvi.solvers.conjugate import best_globals
 from pdvi.solvers.local_variables import optimise
@@ -36,7 +36,7 @@ class PGSVI(Solver):
     rate: float = 0.1
     sweeps: int = 1
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> CAVIServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> CAVIServer:
         """Return the server's state before the first step."""
         require(type(self).__name__, problem.model, Conjugate, Natural)
         if offers(problem.model, Nonconjugate):
@@ -44,22 +44,24 @@ class PGSVI(Solver):
         check_decay(self.rate, 0.0, 1.0)
         return CAVIServer(lam)
 
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, their statistics, and the slope of what these leave out."""
-        model, globals_ = problem.model, problem.unravel(told)
-        local = optimise(problem, local, told, shard, self.sweeps, 0.0)
+        model, globals_ = problem.model, problem.unravel(broadcast)
+        local = optimise(problem, local, broadcast, shard, self.sweeps, 0.0)
         linearised = offers(model, Nonconjugate)
         slope = jax.grad(model.nonconjugate, argnums=1)(local, globals_, shard) if linearised else None
-        return local, own, (model.statistics(local, shard), slope)
+        return local, shard_state, (model.statistics(local, shard), slope)
 
-    def update(self, problem: Problem, server: CAVIServer, total: PyTree, count: int, told: Array) -> CAVIServer:
+    def server_update(
+        self, problem: Problem, server: CAVIServer, total: PyTree, count: int, broadcast: Array
+    ) -> CAVIServer:
         """Return the globals after a proximal step."""
         model, globals_ = problem.model, problem.unravel(server.lam)
         scale = problem.n_shards / count
         statistics, slope = jax.tree.map(lambda leaf: scale * leaf, total)
-        target = model.natural(problem.unravel(best_globals(problem, statistics)))
+        target = model.natural(problem.unravel(best_globals(problem, statistics, server.lam)))
         if slope is not None:
             target = jax.tree.map(jnp.subtract, target, model.natural_gradient(globals_, slope))
         beta = self.rate

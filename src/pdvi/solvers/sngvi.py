@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Natural, NaturalGradient, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.local_variables import optimise
 from pdvi.solvers.rates import check_decay, decayed
 from pdvi.solvers.svi import SVIServer
@@ -34,20 +34,22 @@ class SNGVI(Solver):
     sweeps: int | None = None
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> SVIServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> SVIServer:
         """Return the server's state before the first step."""
         require(type(self).__name__, problem.model, Natural, NaturalGradient)
         check_decay(self.rate, self.forgetting, self.delay)
         return SVIServer(lam, jnp.zeros(()))
 
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and the gradient in the globals there."""
-        local = optimise(problem, local, told, shard, self.sweeps, self.tol)
-        return local, own, jax.grad(problem.loss, argnums=1)(local, told, shard)
+        local = optimise(problem, local, broadcast, shard, self.sweeps, self.tol)
+        return local, shard_state, jax.grad(problem.loss, argnums=1)(local, broadcast, shard)
 
-    def update(self, problem: Problem, server: SVIServer, total: Array, count: int, told: Array) -> SVIServer:
+    def server_update(
+        self, problem: Problem, server: SVIServer, total: Array, count: int, broadcast: Array
+    ) -> SVIServer:
         """Return the globals after a step down the natural gradient."""
         model, globals_ = problem.model, problem.unravel(server.lam)
         slope = problem.n_shards / count * total

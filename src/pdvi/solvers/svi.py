@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Natural, require
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Solver
+from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.conjugate import best_globals
 from pdvi.solvers.local_variables import optimise
 from pdvi.solvers.rates import check_decay, decayed
@@ -43,23 +43,25 @@ class SVI(Solver):
     sweeps: int | None = None
     tol: float = 1e-3
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> SVIServer:
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> SVIServer:
         """Return the server's state before the first step."""
         require(type(self).__name__, problem.model, Conjugate, Natural)
         check_decay(self.rate, self.forgetting, self.delay)
         return SVIServer(lam, jnp.zeros(()))
 
-    def visit(
-        self, problem: Problem, told: Array, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the locals that fit the globals, and their statistics."""
-        local = optimise(problem, local, told, shard, self.sweeps, self.tol)
-        return local, own, problem.model.statistics(local, shard)
+        local = optimise(problem, local, broadcast, shard, self.sweeps, self.tol)
+        return local, shard_state, problem.model.statistics(local, shard)
 
-    def update(self, problem: Problem, server: SVIServer, total: PyTree, count: int, told: Array) -> SVIServer:
+    def server_update(
+        self, problem: Problem, server: SVIServer, total: PyTree, count: int, broadcast: Array
+    ) -> SVIServer:
         """Return the globals after a natural-gradient step towards those that fit the batch."""
         model, scale = problem.model, problem.n_shards / count
-        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, total))
+        target = best_globals(problem, jax.tree.map(lambda leaf: scale * leaf, total), server.lam)
         a = jnp.minimum(1.0, decayed(self.rate, server.made, self.forgetting, self.delay))
         natural = jax.tree.map(
             lambda old, new: (1 - a) * old + a * new,

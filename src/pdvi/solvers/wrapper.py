@@ -8,7 +8,7 @@ import equinox as eqx
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Left, Solver, State
+from pdvi.core.solver import RemainingGain, Shards, Solver
 
 
 class Wrapper(Solver):
@@ -17,44 +17,35 @@ class Wrapper(Solver):
     solver: eqx.AbstractVar[Any]
     any_order: ClassVar[bool] = True
 
-    def own(self, problem: Problem, server: Any, local: PyTree) -> PyTree:
-        """Return what the inner solver keeps."""
-        return self.solver.own(problem, server.inner, local)
+    def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> PyTree:
+        """Return the inner solver's."""
+        return self.solver.init_shard_state(problem, lam, local, shard)
 
-    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> PyTree:
-        """Return what the inner solver would have kept."""
-        return self.solver.recall(problem, lam, local, shard)
+    def broadcast(self, server: Any) -> Any:
+        """Return the inner solver's."""
+        return self.solver.broadcast(server.inner)
 
-    def tell(self, server: Any) -> Any:
-        """Return what the inner solver tells."""
-        return self.solver.tell(server.inner)
-
-    def visit(
-        self, problem: Problem, told: Any, local: PyTree, own: PyTree, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Any, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Visit as the inner solver does."""
-        return self.solver.visit(problem, told, local, own, shard)
-
-    def update(self, problem: Problem, server: Any, total: PyTree, count: int, told: Any) -> Any:
         """Update as the inner solver does."""
-        return server._replace(inner=self.solver.update(problem, server.inner, total, count, told))
+        return self.solver.local_update(problem, broadcast, local, shard_state, shard)
 
-    def kept(self, told: Any, own: PyTree) -> PyTree:
-        """Return what the inner solver's sums are made of."""
-        return self.solver.kept(told, own)
+    def server_update(self, problem: Problem, server: Any, total: PyTree, count: int, broadcast: Any) -> Any:
+        """Update as the inner solver does."""
+        return server._replace(inner=self.solver.server_update(problem, server.inner, total, count, broadcast))
 
-    def refreshed(self, problem: Problem, server: Any, total: PyTree) -> Any:
-        """Refresh as the inner solver does."""
-        return server._replace(inner=self.solver.refreshed(problem, server.inner, total))
+    def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
+        """Rebuild the inner solver's."""
+        with shards.inner():
+            self.solver.rebuild_sums(problem, shards)
 
-    def metrics(self, lam: Any, own: PyTree) -> dict[str, Array]:
+    def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:
         """Return the inner solver's."""
-        return self.solver.metrics(lam, own)
+        with shards.inner():
+            return self.solver.log_metrics(problem, shards)
 
-    def left(self, problem: Problem, state: State) -> Dialogue[Left]:
+    def remaining_gain(self, problem: Problem, shards: Shards) -> RemainingGain:
         """Return what the inner solver says."""
-        return (yield from self.solver.left(problem, state._replace(server=state.server.inner)))
-
-    def notes(self, server: Any) -> dict[str, float]:
-        """Return the inner solver's."""
-        return self.solver.notes(server.inner)
+        with shards.inner():
+            return self.solver.remaining_gain(problem, shards)

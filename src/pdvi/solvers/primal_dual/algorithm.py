@@ -39,24 +39,24 @@ class Own(NamedTuple):
     dual: Array  # mu_b
 
 
-class Told(NamedTuple):
-    """What a visit must know."""
+class Broadcast(NamedTuple):
+    """What a local update must know."""
 
     lam0: Array
     penalty: Array
 
 
-def visit(
-    oracle: Oracle, problem: Problem, told: Told, phi: PyTree, own: Own, shard: PyTree
+def local_update(
+    oracle: Oracle, problem: Problem, broadcast: Broadcast, phi: PyTree, own: Own, shard: PyTree
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Visit one shard, be it in memory, on a disk or on a cluster's worker."""
-    lam0, D = told
+    """Update one shard, be it in memory, on a disk or on a cluster's worker."""
+    lam0, D = broadcast
     phi, lam = oracle(problem, phi, shard, lam0, own.dual, D)  # local primal
     gap = lam - lam0  # consensus violation
     return phi, Own(lam, own.dual + applied(D, gap)), gap  # dual ascent
 
 
-def update(server: Server, gap: Array, count: int, n_shards: int, lam0: Array) -> Server:
+def server_update(server: Server, gap: Array, count: int, n_shards: int, lam0: Array) -> Server:
     """Update the server: ``gap`` is the sum of lam_b - lam0 over the ``count`` shards of a batch."""
     gamma = lam0 + gap / count
     h = server.h + gap / n_shards  # == D^-1 mean_b(mu_b)

@@ -57,8 +57,8 @@ def _size(H: Array, full: bool) -> Array:
     return (vectors * jnp.abs(values)) @ vectors.T
 
 
-class Told(NamedTuple):
-    """What a shard, or all of them, say of their derivatives where locals follow the globals."""
+class Derivatives(NamedTuple):
+    """Derivatives of a shard's loss, or of a sum of them, where locals follow the globals."""
 
     loss: Array
     diagonal: Array  # (P,): sizes of the diagonal of H_ll, in the model's own units
@@ -76,12 +76,12 @@ class Profile(eqx.Module):
     full: bool = eqx.field(static=True)
     independent_rows: bool = eqx.field(static=True)
 
-    def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> Told:
+    def __call__(self, problem: Problem, told: At, local: PyTree, own: PyTree, shard: PyTree) -> Derivatives:
         """Return it."""
         found = derivatives(problem, told.lam, local, shard, self.independent_rows)
         S = curvature_in_units(told.root, found.profiled)
         _, noise = with_noise(lambda point: problem.loss(point[0], point[1], shard), (local, told.lam))
-        return Told(
+        return Derivatives(
             loss=found.value,
             diagonal=jnp.abs(jnp.diagonal(found.own)),
             following=_size(S, self.full),  # eigenvalues once: two sets side by side block each other on two cores
@@ -123,15 +123,16 @@ def derivatives(problem: Problem, lam: Array, local: PyTree, shard: PyTree, inde
     return arrow(lambda x, lam: problem.loss(back(x), lam, shard), x.astype(lam.dtype), lam)
 
 
-def changed(D: Array, mean: Any, constant: float, most: float = MOST) -> tuple[Array, bool]:
+def changed(D: Array, mean: Any, constant: Any, most: float = MOST) -> tuple[Array, Any]:
     """Return ``constant`` times the mean curvature, given in units of D, as the new D, and whether that was too far.
 
-    No direction falls by more than ``most`` at once.
+    No direction falls by more than ``most`` at once. For a diagonal it may be traced.
     """
-    mean = constant * np.asarray(mean, float)
     if D.ndim == 1:
-        kept = np.maximum(mean, 1 / most)
-        return jnp.asarray(np.asarray(D, float) * kept, D.dtype), bool((kept > mean).any())
+        mean = constant * jnp.asarray(mean, D.dtype)
+        kept = jnp.maximum(mean, 1 / most)
+        return D * kept, (kept > mean).any()
+    mean = float(constant) * np.asarray(mean, float)
     values, vectors = np.linalg.eigh(0.5 * (mean + mean.T))
     kept = np.maximum(values, 1 / most)
     R = np.asarray(root(D), float)

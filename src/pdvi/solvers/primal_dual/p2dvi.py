@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import numpy as np
 
 from pdvi._base.checks import one_of
 from pdvi._base.types import Array
-from pdvi.core.model import Conjugate, Coupled, Exact, Natural, Separated, offers
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.solver import Solver
-from pdvi.solvers.agreed import SCALE as AGREED_SCALE
-from pdvi.solvers.agreed import Agreed
-from pdvi.solvers.continued import Continued, Stages
-from pdvi.solvers.explored import NOISY, Explored
-from pdvi.solvers.following import followed
-from pdvi.solvers.primal_dual.pdvi import SCALE, PrimalDual
+from pdvi.solvers.primal_dual.behavior import SCALE, Case, row_for
+from pdvi.solvers.primal_dual.pdvi import PrimalDual
 from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
-
-WELL_SEPARATED = 8.0  # two components are typically four standard deviations apart
-
-
-class Policy(NamedTuple):
-    """What P2D-VI does where nothing is said."""
-
-    scale: float = SCALE
-    exploration: int = 0
-    continuation: Stages = ()
-
-
-def policy(model: Any) -> Policy:
-    """Return what suits a model.
-
-    Where local variables read each other (labels on a graph) the penalty may be firm, since neighbours keep components
-    in place; and which optimum is found depends on the start, so three epochs of exploring come first. With too few
-    shards for that: six epochs with a small penalty if components are well separated (then better optima from poor
-    starts, and sooner from good ones, than any constant), else the firm one at once (patches would lose track of which
-    component is which). benchmarks/mixture_quality.py measures all of them.
-    """
-    if not offers(model, Coupled):
-        return Policy()
-    explorable = offers(model, Conjugate) and offers(model, Natural)
-    separated = offers(model, Separated) and bool(model.separation() >= WELL_SEPARATED)
-    return Policy(0.3, 3 if explorable else 0, ((0.03, 6),) if separated else ())
 
 
 class P2DVI(PrimalDual):
@@ -61,26 +29,25 @@ class P2DVI(PrimalDual):
     oracle
         how a subproblem is minimised; None (default): the model's closed form, else coordinate descent.
     scale
-        the automatic penalty is max(1, scale B / |S|) times the curvature; None (default): 0.1; 0.3 where local
-        variables are coupled across shards; 0.5 for other models that tell their globals by statistics, whose shards
-        begin in agreement (see `pdvi.solvers.Agreed`).
-    continuation
-        stages ((factor, epochs), ...) in which D is multiplied by ``factor``, before it takes its final value (see
-        `pdvi.solvers.Continued`). None (default): what suits the model, if ``eta`` is automatic; (): none.
+        the automatic penalty is max(1, scale B / |S|) times the curvature; None (default): 0.1; 0.5 for models with
+        ``statistics`` and ``global_step``, whose shards start in consensus; 0.3 with a warm-up.
     exploration
         epochs of natural-gradient steps after two of Algorithm 1, from the same start (see `pdvi.solvers.Explored`).
-        None (default): 3 for local variables that are coupled across shards, if ``eta`` and ``continuation`` are left
-        out and an epoch has at least 16 batches; 0: none.
+        None (default): 3 for local variables that are coupled across shards, if ``eta`` is left out and an epoch has at
+        least 16 batches; 0: none. There is none either where a run starts from given local variables.
     preconditioner
         "full": D is a matrix, so that correlated parameters cost nothing; "diagonal": a number per coordinate. None
-        (default): full for models without closed forms up to 256 globals, where the oracle is left out too. For these
-        models D follows the run (see `pdvi.solvers.Following`), which begins near the optimum of some shards.
+        (default): full for models without closed forms up to 256 globals, where the oracle is left out too.
+
+    Notes
+    -----
+    Where ``eta`` is left out, D follows the run for most models (see `pdvi.solvers.AdaptivePenalty`); `explain` returns
+    what is done for a problem, and why.
     """
 
     eta: Any = None
     oracle: Any = None
     scale: float | None = None
-    continuation: Stages | None = eqx.field(default=None, static=True)
     exploration: int | None = eqx.field(default=None, static=True)
     preconditioner: str | None = eqx.field(default=None, static=True)
 
@@ -93,33 +60,37 @@ class P2DVI(PrimalDual):
         if self.preconditioner == "full" and self.eta is not None:
             msg = f'`eta` must be left out with preconditioner="full", which chooses its own steps, got {self.eta!r}.'
             raise ValueError(msg)
-        if self.exploration and self.continuation:
-            msg = f"`exploration` and `continuation` exclude each other, got {self.exploration!r} and stages; give one."
-            raise ValueError(msg)
 
-    def resolved(self, problem: Problem, batch_size: int) -> Solver:
-        """Return this solver alone, explored, continued, agreed or following: as asked for, or as suits the model."""
-        suits = policy(problem.model)
-        automatic = self.eta is None
-        plain = dataclasses.replace(
-            self, scale=suits.scale if self.scale is None else self.scale, continuation=(), exploration=0
-        )
-        epochs, stages = self.exploration, self.continuation
-        if epochs is None:
-            left_out = automatic and stages is None and problem.steps_per_epoch(batch_size) >= NOISY
-            epochs = suits.exploration if left_out else 0
-        if epochs:
-            return Explored(plain, epochs)
-        if stages is None:
-            stages = suits.continuation if automatic else ()
-        if stages:
-            return Continued(plain, stages)
-        if not automatic:
-            return plain
-        by_statistics = offers(problem.model, Conjugate) and not offers(problem.model, Exact)
-        if by_statistics and not offers(problem.model, Coupled) and self.preconditioner != "full":
-            return Agreed(dataclasses.replace(plain, scale=AGREED_SCALE if self.scale is None else self.scale))
-        return followed(problem, plain, self.preconditioner)
+    def specialize(self, problem: Problem, batch_size: int, *, warm: bool = False) -> Solver:
+        """Return this solver alone, with an adaptive penalty, or with a warm-up: see `explain`."""
+        case = Case(self, problem, batch_size, warm)
+        return row_for(case).build(case)
+
+    def explain(self, problem: Problem, batch_size: int | None = None, *, warm: bool = False) -> str:
+        """Return what this solver does on a problem, and why.
+
+        Parameters
+        ----------
+        problem
+            a `pdvi.Problem`.
+        batch_size
+            as in `pdvi.fit`.
+        warm
+            whether the run starts from given local variables.
+
+        Returns
+        -------
+        One sentence: the behavior, and the reason for it.
+
+        Examples
+        --------
+        >>> import pdvi
+        >>> print(pdvi.P2DVI(eta=0.1).explain(pdvi.datasets.quadratic(n=20)))
+        a constant penalty, 1 / eta: `eta` is given
+        """
+        size = default_batch_size(problem.n_shards) if batch_size is None else batch_size
+        row = row_for(Case(self, problem, size, warm))
+        return f"{row.behavior}: {row.reason}"
 
     def constant(self, problem: Problem, batch_size: int) -> float:
         """Return c, how many times the curvature D is."""

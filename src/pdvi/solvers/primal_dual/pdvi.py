@@ -7,24 +7,26 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Look, Solver, State
-from pdvi.solvers.following import followed
+from pdvi.core.solver import Shards, Solver
+from pdvi.solvers.local_variables import like
 from pdvi.solvers.primal_dual.algorithm import (
+    Broadcast,
     Own,
     Server,
-    Told,
     dual_at,
+    local_update,
+    server_update,
     start,
-    update,
-    visit,
     with_mean_dual,
     with_penalty,
 )
+from pdvi.solvers.primal_dual.behavior import SCALE, has_closed_form, without_closed_form
 from pdvi.solvers.primal_dual.oracles import default_oracle
 from pdvi.solvers.primal_dual.penalty import (
     constant_for,
@@ -33,8 +35,6 @@ from pdvi.solvers.primal_dual.penalty import (
     penalty_from_curvature,
     penalty_from_eta,
 )
-
-SCALE = 0.1  # of the automatic penalty: c / (B / |S|), see `penalty`
 
 
 class PrimalDual(Solver):
@@ -56,56 +56,61 @@ class PrimalDual(Solver):
         """Return D in the form the method takes it."""
         return penalty
 
-    def init(self, problem: Problem, lam: Array, batch_size: int) -> Server:
-        """Return the server's state for a given ``eta``."""
-        return start(lam, penalty_from_eta(problem, self.eta))
-
-    def begin(self, problem: Problem, state: State, lam: Array, batch_size: int) -> Dialogue[Server]:
-        """Return the server's state before the first step; asks for the curvature if D is to be chosen."""
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> Server:
+        """Return the server's state before the first step, D from ``eta``, or from the curvature there."""
         if self.eta is not None:
-            return self.init(problem, lam, batch_size)
-        looked_at = curvature_shards(problem)
-        total = yield Look(state._replace(own=None), curvature_reader, lam, looked_at)
-        mean = np.asarray(total, float) / (problem.n_shards if looked_at is None else len(looked_at))
+            return start(lam, penalty_from_eta(problem, self.eta))
+        subset = curvature_shards(problem)
+        total = shards.sum(curvature_reader, lam, subset)
+        mean = np.asarray(total, float) / (problem.n_shards if subset is None else len(subset))
         return start(lam, self.automatic(problem, mean, batch_size))
 
-    def own(self, problem: Problem, server: Server, local: PyTree) -> Own:
-        """Return lam_b = lam0, mu_b = 0."""
-        return Own(server.lam0, jnp.zeros_like(server.lam0))
+    def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> Own:
+        """Return lam_b = lam, mu_b = 0; at given locals mu_b = - grad_lam f_b: a stationary start then stays put."""
+        return Own(lam, jnp.zeros_like(lam)) if shard is None else dual_at(problem, lam, local, shard)
 
-    def recall(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree) -> Own:
-        """Return lam_b = lam, mu_b = - grad_lam f_b: a stationary start then stays put."""
-        return dual_at(problem, lam, local, shard)
-
-    def tell(self, server: Server) -> Told:
+    def broadcast(self, server: Server) -> Broadcast:
         """Return lam0 and D."""
-        return Told(server.lam0, server.penalty)
+        return Broadcast(server.lam0, server.penalty)
 
-    def visit(
-        self, problem: Problem, told: Told, local: PyTree, own: Own, shard: PyTree
+    def local_update(
+        self, problem: Problem, broadcast: Broadcast, local: PyTree, shard_state: Own, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return phi_b; lam_b and mu_b; lam_b - lam0."""
-        return visit(self.oracle or default_oracle(problem), problem, told, local, own, shard)
+        oracle = self.oracle or default_oracle(problem)
+        return local_update(oracle, problem, broadcast, local, shard_state, shard)
 
-    def update(self, problem: Problem, server: Server, total: Array, count: int, told: Told) -> Server:
+    def server_update(
+        self, problem: Problem, server: Server, total: Array, count: int, broadcast: Broadcast
+    ) -> Server:
         """Return gamma, h and lam0 after a batch."""
-        return update(server, total, count, problem.n_shards, told.lam0)
+        return server_update(server, total, count, problem.n_shards, broadcast.lam0)
 
-    def kept(self, told: Any, own: Own) -> Array:
-        """Return mu_b: h is its mean over D."""
-        return own.dual
+    def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
+        """Rebuild h and lam0 from the duals."""
+        total = like(shards.lam, shards.sum_states(dual_of, None))
+        shards.server = _with_mean_dual(shards.server, total / problem.n_shards)
 
-    def refreshed(self, problem: Problem, server: Server, total: Array) -> Server:
-        """Return the server with h and lam0 rebuilt from the duals."""
-        return with_mean_dual(server, total / problem.n_shards)
+    def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:
+        """Return the mean consensus gap, |lam_b - gamma|."""
+        return {"consensus": shards.sum_states(consensus_gap, shards.lam) / problem.n_shards}
 
-    def metrics(self, lam: Array, own: Own) -> dict[str, Array]:
-        """Return the consensus gap, |lam_b - gamma|."""
-        return {"consensus": jnp.linalg.norm(own.copy - lam)}
-
-    def recover(self, server: Server, factor: float) -> Server:
+    def increase_penalty(self, server: Server, factor: float) -> Server:
         """Return the same point and duals with ``factor`` times the penalty."""
         return with_penalty(server, factor * server.penalty)
+
+
+_with_mean_dual = jax.jit(with_mean_dual)
+
+
+def dual_of(broadcast: Any, shard_state: Own) -> Array:
+    """Return mu_b: a `ShardStateFn`."""
+    return shard_state.dual
+
+
+def consensus_gap(lam: Array, shard_state: Own) -> Array:
+    """Return |lam_b - lam|: a `ShardStateFn`."""
+    return jnp.linalg.norm(shard_state.copy - lam)
 
 
 class PDVI(PrimalDual):
@@ -126,9 +131,11 @@ class PDVI(PrimalDual):
             msg = f"`eta` of PDVI must be one positive number, got {self.eta!r}; use P2DVI for one per block."
             raise ValueError(msg)
 
-    def resolved(self, problem: Problem, batch_size: int) -> Solver:
+    def specialize(self, problem: Problem, batch_size: int, *, warm: bool = False) -> Solver:
         """Return this solver, its penalty following the run where the model has no closed form for its globals."""
-        return followed(problem, self, "diagonal") if self.eta is None else self
+        if self.eta is not None or has_closed_form(problem):
+            return self
+        return without_closed_form(problem, self, "diagonal")
 
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return one number for all coordinates."""

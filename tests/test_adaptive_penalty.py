@@ -8,9 +8,9 @@ import scipy.optimize
 
 import pdvi
 from models_for_tests import algorithm_1, begun, states_of
-from pdvi.core.solver import Left
+from pdvi.core.solver import RemainingGain
 from pdvi.run.stopping import little
-from pdvi.solvers.following import following_epoch
+from pdvi.solvers.adaptive_penalty import next_update
 from pdvi.solvers.primal_dual.arrow import arrow, as_rows, positive_inverse, rows_are_independent
 from pdvi.solvers.primal_dual.curvature import changed, nats_left
 from pdvi.solvers.primal_dual.metric import applied, from_units, into_units, root, solved, squared, to_coordinates
@@ -143,7 +143,7 @@ def test_d_falls_at_most_tenfold_and_rises_at_once(x64):
 def test_changes_become_rare():
     found, epoch = [], 0
     for _ in range(10):
-        epoch = following_epoch(epoch)
+        epoch = int(next_update(epoch))
         found.append(epoch)
     assert found == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
 
@@ -277,10 +277,10 @@ def test_what_is_left_is_the_gap_of_a_quadratic(x64):
 
 
 def test_a_little_is_a_hundredth_of_a_nat_or_what_tol_lets_pass():
-    assert little(Left(0.01, 0.0), 1e3, 1e-6)
-    assert not little(Left(0.05, 0.0), 1e3, 1e-6)
-    assert little(Left(0.05, 0.1), 1e3, 1e-6)  # rounding
-    assert little(Left(0.05, 0.0), 1e6, 1e-6)  # a tenth of an epoch's change
+    assert little(RemainingGain(0.01, 0.0), 1e3, 1e-6)
+    assert not little(RemainingGain(0.05, 0.0), 1e3, 1e-6)
+    assert little(RemainingGain(0.05, 0.1), 1e3, 1e-6)  # rounding
+    assert little(RemainingGain(0.05, 0.0), 1e6, 1e-6)  # a tenth of an epoch's change
 
 
 def test_what_moves_slowly_has_not_converged(x64):

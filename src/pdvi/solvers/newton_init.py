@@ -1,4 +1,4 @@
-"""Where Algorithm 1 begins on a model without closed forms: near the optimum of some shards, by Newton's method.
+"""Where Algorithm 1 starts on a model without closed forms: near the optimum of some shards, by Newton's method.
 
 From a start of somebody's own choice the curvature says next to nothing of what it will be (a log standard deviation
 that is 10 too large, predictors of different units), shards pull lam to where none of them is at home, and no constant
@@ -15,8 +15,8 @@ import numpy as np
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Dialogue, Look, State
-from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Told, settled
+from pdvi.core.solver import ShardFn, Shards
+from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Derivatives, settled
 from pdvi.solvers.primal_dual.oracles import LONGEST, as_promised
 
 MOST_STEPS = 60
@@ -25,62 +25,63 @@ HALVINGS = 20  # of the interval in which the curvature is looked for that makes
 SHORTER, MOST_CUTS = 0.25, 10  # a step that does not lower the loss is so much shorter, at most so often
 
 
-class Settle(eqx.Module):
-    """A visitor: the local variables that are best for given globals."""
+class OptimizeLocals(eqx.Module):
+    """A `LocalUpdateFn`: the local variables that are best for given globals."""
 
     independent_rows: bool = eqx.field(static=True)
 
     def __call__(
-        self, problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree
+        self, problem: Problem, lam: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """Return them, and what is kept as it was."""
-        return settled(problem, lam, local, shard, self.independent_rows), own, None
+        """Return them, and the shard state as it was."""
+        return settled(problem, lam, local, shard, self.independent_rows), shard_state, None
 
 
-class Began(NamedTuple):
-    """Where to begin, what shards say of their derivatives there, in which units, and how many steps led there."""
+class NearOptimum(NamedTuple):
+    """Where to start, the derivatives there, summed over shards, in which units, and how many steps led there."""
 
     lam: Array
     units: Array
-    told: Told
-    steps: int
+    derivatives: Derivatives
+    n_steps: int
 
 
 def near_optimum(
-    problem: Problem, state: State, lam: Array, units: Array, reader: Any, looked_at: np.ndarray | None
-) -> Dialogue[Began]:
+    shards: Shards, lam: Array, units: Array, reader: ShardFn, subset: np.ndarray | None
+) -> NearOptimum:
     """Return a point from which a Newton step is, in the mean over the globals, within a posterior standard deviation.
 
-    ``reader`` tells derivatives (`Profile`) after locals have followed (`Settle`). Nothing that shards keep is changed.
+    ``reader`` returns derivatives (`Profile`) after locals have followed (`OptimizeLocals`). Nothing that shards keep is
+    changed.
     """
-    state = state._replace(own=None)
 
-    def there(lam: Array, units: Array) -> Look:
-        return Look(state, reader, (lam, At(lam, units)), looked_at)
+    def there(lam: Array, units: Array) -> Derivatives:
+        return shards.sum(reader, (lam, At(lam, units)), subset)
 
-    here, short = Began(lam, units, (yield there(lam, units)), 0), 0
-    while here.steps < MOST_STEPS:
-        move, gain, whole = newton_step(here.units, here.told.reduced, here.told.profiled, _longest(here.lam))
-        enough = max(lam.size, float(here.told.rounding))
+    here, short = NearOptimum(lam, units, there(lam, units), 0), 0
+    while here.n_steps < MOST_STEPS:
+        found = here.derivatives
+        move, gain, whole = newton_step(here.units, found.reduced, found.profiled, _longest(here.lam))
+        enough = max(lam.size, float(found.rounding))
         short = 0 if gain > enough else short + 1
         if not whole > enough or short > MOST_SHORT:  # or it is not a number
             break
-        sizes = _sizes(np.asarray(here.told.diagonal, float))
+        sizes = _sizes(np.asarray(found.diagonal, float))
         units = jnp.asarray(np.diag(sizes) if units.ndim == 2 else sizes, lam.dtype)
         length = 1.0
         for _ in range(MOST_CUTS):
             lam = here.lam + jnp.asarray(length * move, here.lam.dtype)
-            told = yield there(lam, units)
-            if _lower(here.told, told, length * gain):
+            after = there(lam, units)
+            if _lower(found, after, length * gain):
                 break
             length *= SHORTER
         else:
             break
-        here = Began(lam, units, told, here.steps + 1)
+        here = NearOptimum(lam, units, after, here.n_steps + 1)
     return here
 
 
-def _lower(before: Told, after: Told, promised: float) -> bool:
+def _lower(before: Derivatives, after: Derivatives, promised: float) -> bool:
     """Return whether the loss fell as its slope had promised, not hidden by noise, and derivatives are numbers."""
     rounding = float(before.rounding)
     fell = as_promised(float(before.loss) - float(after.loss), promised, rounding)

@@ -8,10 +8,10 @@ import pytest
 import pdvi
 from models_for_tests import begun
 from pdvi.core.solver import After, State
-from pdvi.solvers.beginning import Settle, _lower, newton_step
+from pdvi.solvers.newton_init import OptimizeLocals, _lower, newton_step
 from pdvi.solvers.primal_dual.arrow import rows_are_independent
-from pdvi.solvers.primal_dual.curvature import At, Profile, Told
-from test_following import Groups, groups, marginal_optimum
+from pdvi.solvers.primal_dual.curvature import At, Derivatives, Profile
+from test_adaptive_penalty import Groups, groups, marginal_optimum
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(12)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
@@ -101,7 +101,7 @@ def test_a_step_is_nowhere_longer_than_it_may_be(x64):
 
 def told(loss, curvature=1.0, noise=0.0):
     square = np.full((2, 2), curvature)
-    return Told(loss, np.ones(2), square, square, np.ones(2), 0.0, 0.0, noise)
+    return Derivatives(loss, np.ones(2), square, square, np.ones(2), 0.0, 0.0, noise)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_is_read_after_a_visit_is_read_where_it_leads(x64):
     lam, local = problem.init(jax.random.key(0))
     lam = lam + 0.3
     state, told = State(None, local, None), (lam, At(lam, jnp.eye(lam.size)))
-    reader = After(Settle(True), Profile(True, True))
+    reader = After(OptimizeLocals(True), Profile(True, True))
     executor = pdvi.Memory()
     executor.open(problem, jax.random.key(0), None)
     found = executor.look(state, reader, told)
@@ -181,7 +181,7 @@ def test_it_goes_on_from_near_the_optimum_with_the_duals_of_that_point(x64):
     problem = groups(scales=(1.0, 100.0, 0.01))
     best, _ = marginal_optimum(problem, np.array([1.0, 100.0, 0.01]))
     run = begun(problem, pdvi.P2DVI())
-    run.turned()
+    run.next_segment()
     assert run.executor.evaluate(run.state, run.solver)["objective"] < best + problem.n_global
     lam = run.state.lam
     slopes = jax.vmap(jax.grad(problem.loss, argnums=1), in_axes=(0, None, 0))(run.state.local, lam, problem.shards)

@@ -1,4 +1,4 @@
-"""Models that tell their globals by statistics: shards begin in agreement, and batches may come in any order."""
+"""Models with closed-form globals: shards start in consensus, and batches may come in any order."""
 
 from functools import cache
 
@@ -14,7 +14,7 @@ from pdvi.estimators import topic_problem
 from pdvi.mixtures import empirical_bayes, gaussian_mixture_problem
 from pdvi.run.running import Run
 from pdvi.shards.partition import layout
-from pdvi.solvers import Agreed
+from pdvi.solvers import AdaptivePenalty
 
 
 def small(n=400, seed=0):
@@ -32,14 +32,15 @@ def moved(problem, seed=1):
     return problem.unravel(lam + 0.3 * jax.random.normal(jax.random.key(seed), lam.shape, lam.dtype))
 
 
-def test_shards_begin_in_agreement(x64):
+def test_shards_start_in_consensus(x64):
     """phi_b is best at the start, lam for these phi, mu_b = - grad f_b there (fact two), h = D^-1 mean(mu) = 0."""
     problem = small()
     first = moved(problem)
     run = Run(problem, pdvi.P2DVI(), batch_size=1, start=first)
-    assert isinstance(run.solver, Agreed)
+    assert isinstance(run.solver, AdaptivePenalty)
+    assert run.solver.initialization == "consensus"
     np.testing.assert_array_equal(run.state.lam, problem.ravel(first))
-    run.turned()
+    run.next_segment()
     inner, own, phi = algorithm_1(run.state.server), run.state.own, run.state.local
     best = jax.vmap(lambda old, shard: problem.model.local_step(old, first, shard))(phi, problem.shards)
     np.testing.assert_allclose(phi, best, atol=1e-12)
@@ -55,7 +56,7 @@ def test_known_local_variables_are_taken_as_they_are(x64):
     problem = small()
     phi = jax.random.dirichlet(jax.random.key(2), jnp.ones(5), problem.init(jax.random.key(0))[1].shape[:2])
     run = Run(problem, pdvi.P2DVI(), batch_size=1, start=Point(moved(problem), phi))
-    run.turned()
+    run.next_segment()
     np.testing.assert_array_equal(run.state.local, phi)
     slopes = np.asarray(gradients(problem, run.state.lam, phi))
     assert np.abs(slopes.sum(0)).max() < 1e-9 * np.abs(slopes).max()
@@ -76,7 +77,7 @@ def test_the_penalty_follows_the_run(x64):
     run.log()
     before = np.asarray(algorithm_1(run.state.server).penalty)
     for _ in range(5):
-        run.turned()
+        run.next_segment()
         D = np.asarray(algorithm_1(run.state.server).penalty)
         hessians = jax.vmap(jax.hessian(problem.loss, argnums=1), in_axes=(0, None, 0))
         mean = np.diagonal(hessians(run.state.local, run.state.lam, problem.shards).mean(0))
@@ -87,19 +88,9 @@ def test_the_penalty_follows_the_run(x64):
         run.advance(10_000)
         run.log()
     assert int(run.state.server.due) == 6
-    run.turned()
+    run.next_segment()
     np.testing.assert_array_equal(algorithm_1(run.state.server).penalty, before)  # none is due after epoch 5
     assert (np.asarray([row["constant"] for row in run.rows]) == 10).all()
-
-
-def test_a_rise_makes_it_twice_as_firm(x64):
-    run = begun(small(), pdvi.P2DVI())
-    solver, server = run.solver, run.state.server._replace(judged=jnp.asarray(100.0))
-    rose = solver.heard(server, 3, 101.0)
-    np.testing.assert_allclose(rose.inner.penalty, 2 * np.asarray(server.inner.penalty), rtol=1e-12)
-    assert float(rose.constant) == 2 * float(server.constant)
-    assert float(solver.heard(server, 3, 99.0).constant) == float(server.constant)
-    assert solver.heard(server, 3.5, 101.0) is server  # judged after whole epochs
 
 
 def test_disk_is_memory(x64, tmp_path):
@@ -109,7 +100,7 @@ def test_disk_is_memory(x64, tmp_path):
     one, two = (pdvi.fit(p, pdvi.P2DVI(), max_epochs=3, tol=0) for p in (problem, stored))
     np.testing.assert_allclose(two.trace["objective"], one.trace["objective"], rtol=1e-10)
     assert list(two.trace["event"]) == list(one.trace["event"])
-    assert "one pass first" in one.trace["event"][1]
+    assert "consensus initialization" in one.trace["event"][1]
 
 
 def test_it_is_resumed_to_the_same_bits(tmp_path):

@@ -1,0 +1,258 @@
+"""A penalty that follows the run: D estimated anew from the curvature at the current point, more and more rarely."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi._base.types import Array, PyTree
+from pdvi.core.model import Conjugate, require
+from pdvi.core.problem import Problem
+from pdvi.core.solver import After, RemainingGain, Segment, Shards
+from pdvi.solvers.conjugate import best_globals, statistics_of
+from pdvi.solvers.local_variables import like, local_step, reinit_shard_states
+from pdvi.solvers.newton_init import OptimizeLocals, near_optimum
+from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
+from pdvi.solvers.primal_dual.curvature import ROUNDING, At, Curvature, Profile, Separate, changed, nats_left
+from pdvi.solvers.primal_dual.metric import root
+from pdvi.solvers.primal_dual.penalty import curvature_shards
+from pdvi.solvers.wrapper import Wrapper
+
+REL_TOL = 1e-6  # of the objective: a smaller rise is rounding
+INCREASE_FACTOR = 3.0  # times: the next constant after the objective rose between two changes of D
+MAX_RISES = 2  # with one constant: it is not tried again
+FIRST_FLOOR = 1e-6  # of the largest eigenvalue, in units of the diagonal, before anything else is known
+GLOBAL_STEPS = 3  # of the consensus initialization: blocks that need each other come close in so many
+UPDATE_EPOCHS = np.unique([1, 2, 3, *(m << k for k in range(1, 24) for m in (2, 3))])  # 1, 2, 3, 4, 6, 8, 12, 16, ...
+START, WARM_START = 0, -1  # in place of an epoch: the initialization is due, its local variables to be found or given
+
+CONSENSUS, NEWTON = "consensus", "newton"  # initializations
+
+
+class AdaptiveServer(NamedTuple):
+    """Algorithm 1's server, and what its penalty is made of."""
+
+    inner: Server
+    constant: Array  # c
+    least: Array  # the least c that has not gone wrong twice
+    rises: Array  # how often the objective rose with that c
+    judged: Array  # the objective when D was last estimated
+    due: Array  # the epoch after which it is next; START or WARM_START before the initialization
+
+    @property
+    def lam(self) -> Array:
+        """Return the reported global parameters."""
+        return self.inner.lam
+
+
+def next_update(epoch: Any) -> Array:
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... after an epoch.
+
+    Changes become rare, so that what is proven for one D holds from the last of them on.
+    """
+    epochs = jnp.asarray(UPDATE_EPOCHS, jnp.int32)
+    return jnp.where(epochs > epoch, epochs, epochs[-1]).min()
+
+
+class AdaptivePenalty(Wrapper):
+    """Algorithm 1 with D = c times the curvature at the current point, anew after epochs 1, 2, 3, 4, 6, 8, 12, 16, ...
+
+    Curvature at the start says little where parameters are nonlinear (a log standard deviation, say). At each change D
+    falls at most tenfold in any direction, and where that is too little the next change comes after another epoch. c is
+    max(1, scale B / |S|), and three times as much after every leg between two changes in which the objective rose, back
+    by and by after legs in which it fell, to what has not failed twice: an objective may rise before it falls, so it is
+    judged at the end of a leg. The point and the duals stay when D changes: h = D^-1 mean(mu).
+
+    Parameters
+    ----------
+    solver
+        a `PDVI` or a `P2DVI`.
+    initialization
+        "consensus": one pass over all shards finds their local variables (unless they are given), their statistics the
+        best lam for these, and mu_b = - grad f_b there, whose mean is 0. The duals that Algorithm 1 starts with, 0, say
+        that every shard is content with the start; none is, so the first epoch takes lam wherever the shards come from
+        that are visited last, and components are lost for good. Needs a model with ``statistics`` and ``global_step``.
+        "newton": Newton steps on at most 256 shards (`newton_init`), for models without closed forms. None: neither.
+    full
+        D is a matrix, so that correlated parameters cost nothing; else a diagonal.
+    profiled
+        the curvature after minimizing over the locals, which is what counts if a visit moves both.
+    independent_rows
+        rows of a shard's local variables meet in the globals only.
+    """
+
+    solver: Any
+    initialization: str | None = eqx.field(default=None, static=True)
+    full: bool = eqx.field(default=False, static=True)
+    profiled: bool = eqx.field(default=False, static=True)
+    independent_rows: bool = eqx.field(default=False, static=True)
+
+    # ---------------------------------------------------------------------------------------------- the start
+
+    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> AdaptiveServer:
+        """Return the server's state before the first step, with D from the curvature there."""
+        if self.initialization == CONSENSUS:
+            require(type(self.solver).__name__, problem.model, Conjugate)
+        constant = self.solver.constant(problem, batch_size)
+        inner = self._first_server(problem, shards, lam, batch_size)
+        if self.full:
+            sizes = np.diag(np.sqrt(inner.penalty))
+            if self.profiled:  # the initialization finds both point and D
+                penalty = jnp.asarray(sizes @ sizes)
+            else:
+                _, mean = self._mean_curvature(problem, shards, At(lam, jnp.sqrt(inner.penalty)))
+                penalty = self._first_penalty(mean, constant, sizes)
+            inner = with_penalty(inner, penalty)
+        wide = jnp.asarray(constant, lam.dtype)
+        due = 1 if self.initialization is None else WARM_START if shards.warm else START
+        count = partial(jnp.asarray, dtype=jnp.int32)
+        return AdaptiveServer(inner, wide, wide, count(0), jnp.full_like(wide, jnp.inf), count(due))
+
+    def _first_server(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> Server:
+        if not self.profiled:
+            return self.solver.init(problem, shards, lam, batch_size)
+        anything = jnp.asarray(np.eye(lam.size) if self.full else np.ones(lam.size), lam.dtype)
+        subset = curvature_shards(problem)
+        found = shards.sum(Profile(self.full, self.independent_rows), At(lam, anything), subset)
+        diagonal = np.asarray(found.diagonal, float) / n_sampled(problem, subset)
+        return start(lam, self.solver.automatic(problem, diagonal, batch_size))
+
+    def _first_penalty(self, mean: Any, constant: float, units: Any) -> Array:
+        """Return the first D: directions without curvature have next to none all the same."""
+        R = np.asarray(units)
+        penalty, _ = changed(jnp.asarray(R**2 if R.ndim == 1 else R @ R.T), mean, constant, 1 / FIRST_FLOOR)
+        return penalty
+
+    def _initialize(self, problem: Problem, shards: Shards) -> None:
+        if self.initialization == CONSENSUS:
+            self._init_in_consensus(problem, shards)
+        else:
+            self._init_by_newton(problem, shards)
+
+    def _init_in_consensus(self, problem: Problem, shards: Shards) -> None:
+        """Go to the best globals for the local variables at the start, with the duals there."""
+        shards.when(shards.server.due == START, lambda shards: shards.update(local_step, shards.lam))
+        server = shards.server
+        lam = consensus_globals(problem, shards.sum(statistics_of, None), server.lam)
+        inner = start(lam, server.inner.penalty)
+        shards.server = server._replace(inner=inner, due=jnp.full_like(server.due, START))
+        shards.note("consensus initialization")
+        reinit_shard_states(problem, shards, self)
+
+    def _init_by_newton(self, problem: Problem, shards: Shards) -> None:
+        """Go near an optimum of some shards, with D and duals as they are there."""
+        shards.drop_states()  # all of them will be new, and without them one program serves
+        server, subset = shards.server, curvature_shards(problem)
+        optimize = OptimizeLocals(self.independent_rows)
+        reader = After(optimize, Profile(self.full, self.independent_rows))
+        found = near_optimum(shards, server.lam, root(server.inner.penalty), reader, subset)
+        if found.n_steps:
+            shards.note(f"{found.n_steps} Newton steps on {n_sampled(problem, subset)} shards first")
+        mean = np.asarray(found.derivatives.following, float) / n_sampled(problem, subset)
+        if np.isfinite(mean).all():
+            penalty = self._first_penalty(mean, float(server.constant), found.units)
+            server = server._replace(inner=start(found.lam, self.solver.shaped(penalty)))
+        shards.server = server._replace(due=jnp.ones_like(server.due))
+        shards.update(optimize, shards.lam)
+        reinit_shard_states(problem, shards, self)
+
+    # ---------------------------------------------------------------------------------------------- on its way
+
+    def on_segment_end(self, problem: Problem, shards: Shards, step: Any, batch_size: int) -> Segment:
+        """Initialize, or estimate D anew, where that is due; segments are epochs."""
+        per_epoch = problem.steps_per_epoch(batch_size)
+        epoch, rest = step // per_epoch, step % per_epoch
+        on_host = self.full or self.profiled  # eigenvalues are taken in double precision
+        if self.initialization is not None:
+            shards.when(
+                shards.server.due <= START,
+                partial(self._initialize, problem),
+                on_host=on_host or self.initialization == NEWTON,
+            )
+        due = (rest == 0) & (epoch >= shards.server.due)
+        shards.when(due, lambda shards: self._update_penalty(problem, shards, epoch), on_host=on_host)
+        return Segment(self, per_epoch - rest)
+
+    def _update_penalty(self, problem: Problem, shards: Shards, epoch: Any) -> None:
+        server = shards.server
+        D = server.inner.penalty
+        loss, mean = self._mean_curvature(problem, shards, At(server.lam, root(D)))
+        new = self._judge(server, loss)
+        penalty, cut_short = changed(D, mean, new.constant)
+        due = jnp.where(cut_short, epoch + 1, next_update(epoch))
+        inner = with_penalty(server.inner, self.solver.shaped(penalty))
+        new = new._replace(inner=inner, due=due.astype(server.due.dtype))
+        finite = jnp.isfinite(new.judged) & jnp.isfinite(jnp.asarray(mean)).all()  # else the safeguard judges
+        shards.server = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, server)
+
+    def _mean_curvature(self, problem: Problem, shards: Shards, at: At) -> tuple[Any, Any]:
+        """Return the loss, and the mean curvature in the units of ``at``, of the shards that are sampled."""
+        subset = curvature_shards(problem)
+        if self.profiled:
+            found = shards.sum(Profile(self.full, self.independent_rows), at, subset)
+            loss, total = found.loss, found.following
+        else:
+            loss, total = shards.sum(Curvature(self.full, self.independent_rows), at, subset)
+        return loss, total / n_sampled(problem, subset)
+
+    def _judge(self, server: AdaptiveServer, loss: Any) -> AdaptiveServer:
+        """Return the server with a larger c if the objective rose since D was last estimated, else back by and by."""
+        loss = jnp.asarray(loss, server.judged.dtype)
+        constant, least = server.constant, server.least
+        rose = loss > server.judged + REL_TOL * jnp.abs(loss)
+        rises = server.rises + (rose & (constant <= least))
+        constant = jnp.where(rose, INCREASE_FACTOR * constant, jnp.maximum(least, constant / INCREASE_FACTOR))
+        failed = rose & (rises == MAX_RISES)
+        return server._replace(
+            constant=constant,
+            least=jnp.where(failed, constant, least),
+            rises=jnp.where(failed, 0, rises),
+            judged=loss,
+        )
+
+    def increase_penalty(self, server: AdaptiveServer, factor: float) -> AdaptiveServer:
+        """Return the same point and duals with ``factor`` times the penalty, now and later."""
+        inner = self.solver.increase_penalty(server.inner, factor)
+        return server._replace(inner=inner, constant=factor * server.constant)
+
+    # ---------------------------------------------------------------------------------------------- what is told
+
+    def remaining_gain(self, problem: Problem, shards: Shards) -> RemainingGain:
+        """Return what a Newton step on everything would gain, from the derivatives of all shards."""
+        if self.initialization == CONSENSUS:
+            return super().remaining_gain(problem, shards)
+        inner = shards.server.inner
+        at = At(inner.lam, root(inner.penalty))
+        if self.profiled:
+            found = shards.sum(Profile(self.full, self.independent_rows), at)
+            nats, noise = nats_left(at.root, found.reduced, found.profiled, found.decrement), found.rounding
+        else:
+            slope, gain, noise = shards.sum(Separate(self.independent_rows), at.lam)
+            # D is c times the mean curvature of the shards
+            total = problem.n_shards / float(shards.server.constant) * np.asarray(inner.penalty, float)
+            along = np.linalg.solve(total, slope) if total.ndim == 2 else np.asarray(slope, float) / total
+            nats = 0.5 * float(np.asarray(slope, float) @ along) + float(gain)
+        return RemainingGain(nats, float(noise) / ROUNDING)  # an error that is likely, not the largest
+
+    def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:
+        """Return those of the inner solver, c, and the geometric mean of the diagonal of D."""
+        D = shards.server.inner.penalty
+        diagonal = D if D.ndim == 1 else jnp.diagonal(D)
+        own = {"constant": shards.server.constant, "penalty": jnp.exp(jnp.log(diagonal).mean())}
+        return {**super().log_metrics(problem, shards), **own}
+
+
+@eqx.filter_jit
+def consensus_globals(problem: Problem, statistics: PyTree, lam: Array) -> Array:
+    """Return the best globals for these statistics, by a few global steps that each start where the last one ended."""
+    return jax.lax.fori_loop(0, GLOBAL_STEPS, lambda _, lam: like(lam, best_globals(problem, statistics, lam)), lam)
+
+
+def n_sampled(problem: Problem, subset: np.ndarray | None) -> int:
+    """Return the number of shards in a subset; None: all."""
+    return problem.n_shards if subset is None else len(subset)
