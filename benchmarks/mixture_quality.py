@@ -1,7 +1,7 @@
 """Which optimum each method reaches, from good and from poor starts.
 
     python benchmarks/mixture_quality.py tissue    # simulated tissue, poor starts: k-means of 400 random spots
-    python benchmarks/mixture_quality.py overlap   # overlapping domains, where penalty continuation does harm
+    python benchmarks/mixture_quality.py overlap   # overlapping domains
     python benchmarks/mixture_quality.py mixture   # the paper's biased mixture, poor starts: k-means of 200 rows
 
 A hit is an end within 1e-4 (mixture: 1e-6) of the best objective known, relative to its varying part.
@@ -28,8 +28,7 @@ from pdvi.shards.partition import along_space, layout, median_cuts
 RIVALS = {"CAVI": pdvi.CAVI(), "memoized VB": pdvi.MemoizedVB(), "SVI 0.1": pdvi.SVI(rate=0.1)}
 OURS = {
     "P2D-VI": pdvi.P2DVI(),
-    "P2D-VI, constant penalty": pdvi.P2DVI(continuation=()),
-    "P2D-VI, continuation": pdvi.P2DVI(scale=0.3, continuation=((0.03, 6),)),
+    "P2D-VI, no warm-up": pdvi.P2DVI(exploration=0),
 }
 
 

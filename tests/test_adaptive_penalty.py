@@ -329,10 +329,10 @@ def test_the_constant_grows_after_a_rise_and_comes_back(x64):
     run = begun(groups(), pdvi.P2DVI())
     server = run.state.server._replace(judged=jnp.asarray(100.0))
     usual = float(server.least)
-    assert run.solver._judged(server, 101.0).constant == pytest.approx(3 * usual)
+    assert run.solver._judge(server, 101.0).constant == pytest.approx(3 * usual)
     firm = server._replace(constant=9 * server.least)
-    assert run.solver._judged(firm, 99.0).constant == pytest.approx(3 * usual)
-    assert run.solver._judged(server, 99.0).constant == pytest.approx(usual)
+    assert run.solver._judge(firm, 99.0).constant == pytest.approx(3 * usual)
+    assert run.solver._judge(server, 99.0).constant == pytest.approx(usual)
 
 
 def test_a_constant_that_failed_twice_is_not_tried_again(x64):
@@ -340,6 +340,6 @@ def test_a_constant_that_failed_twice_is_not_tried_again(x64):
     server = run.state.server._replace(judged=jnp.asarray(100.0))
     usual, seen = float(server.least), []
     for loss in (101.0, 99.0, 101.0, 99.0, 99.0):
-        server = run.solver._judged(server, loss)
+        server = run.solver._judge(server, loss)
         seen.append(float(server.constant) / usual)
     np.testing.assert_allclose(seen, [3, 1, 3, 3, 3])

@@ -107,13 +107,17 @@ def explorable():
     return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3)
 
 
+def explored(result):
+    return result.trace["event"].str.contains("exploring").any()
+
+
 def test_exploration_is_told_in_the_trace_and_can_be_left_out(explorable):
     by_default = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=6, tol=0)
     assert list(by_default.trace["event"]) == [*3 * [""], *3 * ["exploring"], ""]
     for without in (pdvi.P2DVI(exploration=0), pdvi.P2DVI(eta=0.1)):
-        assert not pdvi.fit(explorable, without, max_epochs=1, tol=0).trace["event"].any()
+        assert not explored(pdvi.fit(explorable, without, max_epochs=1, tol=0))
     few = pdvi.fit(explorable, pdvi.P2DVI(), batch_size=2, max_epochs=1, tol=0)
-    assert not few.trace["event"].any()  # 8 batches an epoch: such steps would explore nothing
+    assert not explored(few)  # 8 batches an epoch: such steps would explore nothing
 
 
 def test_exploration_leaves_algorithm_1_at_the_best_globals_and_duals_of_what_it_found(explorable):
@@ -200,7 +204,7 @@ def test_exploring_in_vain_does_no_harm():
 def test_a_known_point_is_not_explored_away(explorable):
     result = pdvi.fit(explorable, pdvi.P2DVI(), max_epochs=60, tol=1e-9)
     again = pdvi.fit(explorable, pdvi.P2DVI(), start=result.point, max_epochs=3, tol=0)
-    assert not again.trace["event"].any()
+    assert not explored(again)
     assert again.objective <= result.objective + 1e-6 * abs(result.objective)
 
 

@@ -33,8 +33,8 @@ class Descent(pdvi.Solver):
     def local_update(self, problem, broadcast, local, shard_state, shard):
         """Return one shard's new local variables, its shard state (here nothing), and its message.
 
-        ``broadcast`` is ``lam`` (see `Solver.broadcast`). ``local`` comes with the rows of other shards that this one reads;
-        `gradients` gives the gradient of the whole objective in the shard's own ones.
+        ``broadcast`` is ``lam`` (see `Solver.broadcast`). ``local`` comes with the rows of other shards that this one
+        reads; `gradients` gives the gradient of the whole objective in the shard's own ones.
         """
         x, by_x, by_lam = gradients(problem, local, broadcast, shard)
         x = jax.tree.map(lambda value, slope: value - self.local_rate * slope, x, by_x)

@@ -54,7 +54,7 @@ def test_in_single_precision_too(tissue, cluster):
         found = pdvi.fit(stored, pdvi.P2DVI(), executor=executor, **settings)
         np.testing.assert_allclose(found.trace["objective"], memory.trace["objective"], rtol=1e-6)
         for name, value in memory.global_params.items():
-            np.testing.assert_allclose(found.global_params[name], value, rtol=0, atol=1e-6 * np.abs(value).max())
+            np.testing.assert_allclose(found.global_params[name], value, rtol=0, atol=3e-6 * np.abs(value).max())
         assert largest_difference(memory, found) < 4e-6
 
 
@@ -62,7 +62,8 @@ def test_exploring_asked_for_and_left_out(tissue):
     stored = pdvi.Problem.from_store(tissue[1])
     asked = pdvi.fit(stored, pdvi.P2DVI(exploration=1, eta=0.1), max_epochs=4, tol=0)
     assert asked.trace["event"].tolist() == ["", "", "", "exploring", ""]
-    assert not pdvi.fit(stored, pdvi.P2DVI(exploration=0), max_epochs=2, tol=0).trace["event"].any()
+    without = pdvi.fit(stored, pdvi.P2DVI(exploration=0), max_epochs=2, tol=0)
+    assert without.trace["event"].tolist() == ["", "consensus initialization", ""]
     pdvi.write_store(tissue[1].with_name("quadratic"), pdvi.datasets.quadratic(n=40))
     other = pdvi.Problem.from_store(tissue[1].with_name("quadratic"))
     with pytest.raises(ValueError, match="P2DVI needs a model with 'statistics'"):

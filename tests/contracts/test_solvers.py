@@ -129,7 +129,9 @@ def test_shards_outside_the_batch_are_untouched(x64, case):
         return
     steps = len(states) - 1
     drawn = pdvi.sampling.batches(pdvi.sampling.Reshuffled(), 0, 0, steps, n_shards, BATCH)
-    begun = int(result.trace["event"].str.contains("consensus initialization").any())  # over all shards, before the first step
+    begun = int(
+        result.trace["event"].str.contains("consensus initialization").any()
+    )  # over all shards, before the first step
     for before, after, batch in list(zip(states, states[1:], drawn))[begun:]:
         others = np.setdiff1d(np.arange(n_shards), batch)
         np.testing.assert_array_equal(np.asarray(before.local)[others], np.asarray(after.local)[others])
@@ -164,3 +166,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(x64, case, tmp_path):
     path = tmp_path / "run.zarr"
     fit(case, max_epochs=1, checkpoint=path)
     assert_same_bits(fit(case, start=path), fit(case))
+
+
+def test_a_solver_has_at_most_twelve_hooks():
+    hooks = [name for name, value in vars(pdvi.Solver).items() if callable(value) and not name.startswith("_")]
+    assert len(hooks) <= 12, hooks

@@ -84,6 +84,12 @@ class Executor(ABC):
                 state = self.rebuilt(state, solver)
         return jax.block_until_ready(state)
 
+    def run_to_stop(
+        self, solver: Solver, state: State, good: State, batches: np.ndarray, rules: Any, history: Any, watch: Any
+    ) -> Any:
+        """Return where a run has come to, from log point to log point: where the executor ``runs_to_stop``."""
+        raise NotImplementedError
+
     def rebuilt(self, state: State, solver: Solver) -> State:
         """Return the state with the server's running sums rebuilt from the shard states."""
         shards = HostShards(self, state)

@@ -1,9 +1,9 @@
 """What a solver's hooks are given to work on all shards at once.
 
-A hook gets a `Shards`: it holds the state of the run, adds up functions of the shards, and changes what is theirs. There
-are two kinds. One works through an executor, wherever the shards are (`pdvi.core.executor.HostShards`); the other inside
-of a compiled program (`pdvi.executors.steps.TracedShards`), where nothing may depend on the value of an array but
-through `Shards.when`. A hook that keeps to jax.numpy and to `when` runs in both.
+A hook gets a `Shards`: it holds the state of the run, adds up functions of the shards, and changes what is theirs.
+There are two kinds. One works through an executor, wherever the shards are (`pdvi.core.executor.HostShards`); the other
+inside of a compiled program (`pdvi.executors.steps.TracedShards`), where nothing may depend on the value of an array
+but through `Shards.when`. A hook that keeps to jax.numpy and to `when` runs in both.
 """
 
 from __future__ import annotations

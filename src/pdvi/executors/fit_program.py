@@ -128,7 +128,7 @@ def run_to_stop(
     room = max(FEW_STEPS, 1 << (most - 1).bit_length())
     padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
     padded[: len(batches)] = batches
-    end = _program(problem, solver, state, good, key, padded, rules, history, watch)
+    end = _program(problem, solver, state, good, key, jnp.asarray(padded), rules, history, watch)
     state, good, step, needs_host, n_rows, rows = end
     n_rows, step, needs_host, rows = jax.device_get((n_rows, step, needs_host, rows))
     return Outcome(state, good, int(step), bool(needs_host), jax.tree.map(lambda leaf: leaf[: int(n_rows)], rows))
@@ -179,7 +179,9 @@ def _program(
         has_event = rules.has_event | (shards.notes != 0) | solver.is_warmup
         row = Rows(step, objective, has_event, shards.notes, norms, metrics)
         at = jnp.where(log, c.n_rows, n_before + MAX_ROWS)  # one more, which is dropped at the end
-        rows = jax.tree.map(lambda buffer, value: jax.lax.dynamic_update_index_in_dim(buffer, value, at, 0), c.rows, row)
+        rows = jax.tree.map(
+            lambda buffer, value: jax.lax.dynamic_update_index_in_dim(buffer, value, at, 0), c.rows, row
+        )
         n_rows = c.n_rows + log
         norm = _norm(norms)
         rules = rules._replace(
@@ -189,7 +191,9 @@ def _program(
             has_event=rules.has_event & ~log,
             first_norm=jnp.where(rules.at_start, norm, rules.first_norm),
             low=jnp.where(log, jnp.fmin(rules.low, objective[0]), rules.low),
-            high=jnp.where(log, jnp.fmax(rules.high, jnp.where(jnp.isfinite(objective[0]), objective[0], jnp.nan)), rules.high),
+            high=jnp.where(
+                log, jnp.fmax(rules.high, jnp.where(jnp.isfinite(objective[0]), objective[0], jnp.nan)), rules.high
+            ),
         )
         start_watch = watch_from_start(dtype) if solver.is_warmup else c.watch
         new_watch, trouble = _judge(start_watch, step, objective, problem.steps_per_epoch(batch_size), rules)

@@ -76,7 +76,9 @@ def steps(
     """
     shards = TracedShards(problem, state)
     solver.rebuild_sums(problem, shards)
-    begun = state._replace(server=jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), shards.server, state.server))
+    begun = state._replace(
+        server=jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), shards.server, state.server)
+    )
     return jax.lax.fori_loop(first, first + count, lambda i, s: step(problem, solver, s, batches[i]), begun)
 
 
@@ -132,9 +134,7 @@ def folded(function: Any, told: Any, own: PyTree) -> PyTree:
 
 def init_shard_states(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
     """Return the shard states of all shards before their first visit."""
-    return jax.vmap(
-        lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards
-    )(local)
+    return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
 
 
 NOTES: list[str] = []  # all texts that compiled programs may write into the trace: each is a bit there
@@ -149,9 +149,7 @@ class TracedShards(Shards):
     is_traced: ClassVar[bool] = True
     warm: bool = False
 
-    def __init__(
-        self, problem: Problem, state: State, key: Array | None = None, enabled: Any = True, notes: Any = 0
-    ):
+    def __init__(self, problem: Problem, state: State, key: Array | None = None, enabled: Any = True, notes: Any = 0):
         self.problem, self.state, self.key, self.enabled = problem, state, key, enabled
         self.notes, self.needs_host = jnp.asarray(notes, jnp.int32), jnp.asarray(False)
 
@@ -179,6 +177,7 @@ class TracedShards(Shards):
 
     def reset(self) -> None:
         """Set the local variables to those at the start."""
+        assert self.key is not None
         self.state = self.state._replace(local=self.problem.init(self.key)[1])
 
     def note(self, text: str) -> None:

@@ -20,6 +20,7 @@ from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import Solver, State
 from pdvi.executors.fit_program import MAX_ROWS
 from pdvi.run.checkpoint import Checkpoint, Keeper
+from pdvi.run.program import Tolerances
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling
 from pdvi.run.settings import last_step
@@ -76,7 +77,8 @@ def fit(
         shards visited per step, |S_t|; by default a hundredth of them, at least one.
     max_epochs, max_steps, max_seconds
         the budget, whichever ends first. An epoch is as many steps as visit every shard once. Seconds are
-        those spent in the solver: compilation counts, evaluation and checkpoints do not.
+        those spent in the solver: compilation counts, checkpoints and callbacks do not, nor does evaluation but in
+        memory, where it is a part of the compiled program.
     tol
         stop when the objective changes by less than ``tol`` times its size from one log point to the next,
         at least an epoch apart, twice in a row, and the derivatives, where the solver asks for them, agree that no more
@@ -103,13 +105,16 @@ def fit(
         where shards are and steps run: `Memory` (default), `Disk` (default for a problem from a store), or `Dask`; or
         their names ("dask": with the client that the process has).
     log_every
-        epochs between log points; steps in between run as one compiled scan.
+        epochs between log points. In memory a compiled program goes on from log point to log point until the run
+        stops; with callbacks, a checkpoint or a progress bar it returns at each of them. Where it goes on, the
+        seconds of a row are interpolated.
     progress
         show a progress bar, which says so while the model is being compiled; by default on a terminal only.
     """
     keep = Keeper(checkpoint)
     callbacks = _functions(callbacks)
-    for name, value in (("tol", tol), ("abs_tol", abs_tol), ("grad_tol", grad_tol)):
+    tolerances = Tolerances(tol, abs_tol, grad_tol)
+    for name, value in tolerances._asdict().items():
         at_least(name, value)
     if max_seconds is not None:
         positive("max_seconds", max_seconds)
@@ -130,17 +135,11 @@ def fit(
             bar.initial = bar.n = run.step
             try:
                 alone = bool(callbacks) or keep.to is not None or not bar.disable  # each log point is looked at
-                limits = {
-                    "tol": tol,
-                    "abs_tol": abs_tol,
-                    "grad_tol": grad_tol,
-                    "max_rows": 1 if alone else MAX_ROWS,
-                    "max_seconds": max_seconds,
-                }
+                max_rows = 1 if alone else MAX_ROWS
                 if not run.rows:
-                    run.proceed(last, **limits)
-                while (status := _verdict(run, callbacks, last, max_seconds, tol, abs_tol, grad_tol)) is Status.RUNNING:
-                    run.proceed(last, **limits)
+                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
+                while (status := _verdict(run, callbacks, last, max_seconds, tolerances)) is Status.RUNNING:
+                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
                     keep.if_due(lambda: run.result(Status.RUNNING))
                     bar.set_description_str("", refresh=False)
                     bar.update(run.step - bar.n)
@@ -163,9 +162,7 @@ def _verdict(
     callbacks: Sequence[Callable[[Progress], Any]],
     last: int,
     max_seconds: float | None,
-    tol: float,
-    abs_tol: float,
-    grad_tol: float,
+    tolerances: Tolerances,
 ) -> Status:
     """Return whether to stop at this log point, and why."""
     if run.failed:
@@ -174,8 +171,8 @@ def _verdict(
     answers = [callback(progress) for callback in callbacks]
     if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
-    quiet = settled(run.rows, tol, abs_tol)
-    if (quiet and run.at_rest(tol, abs_tol)) or flat(run.rows, grad_tol):
+    quiet = settled(run.rows, tolerances.tol, tolerances.abs_tol)
+    if (quiet and run.at_rest(tolerances)) or flat(run.rows, tolerances.grad_tol):
         return Status.CONVERGED
     if run.step >= last:
         return Status.STALLED if quiet else Status.MAX_EPOCHS

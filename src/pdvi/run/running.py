@@ -14,15 +14,14 @@ import pandas as pd
 
 from pdvi._base.checks import instance, positive
 from pdvi._base.forks import computing
-from pdvi._base.types import Array
 from pdvi.core.executor import Executor, HostShards, NoShards
 from pdvi.core.model import Bounded, Posterior, offers
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
-from pdvi.executors.fit_program import LONG_AGO, MAX_ROWS, History, Outcome, Rules, Watch, as_pair, rows_of_batches
-from pdvi.executors.steps import NOTES
+from pdvi.executors.fit_program import Outcome
 from pdvi.run.named import executor_for, solver_for
+from pdvi.run.program import Tolerances, history_of, notes_of, numbers_of, rows_at_once, rules_for, watch_of
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
 from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
@@ -31,8 +30,6 @@ from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize
 
 EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of the trace
 WARM = "start.warm"  # in the state of a result: its run started from given local variables
-MAX_SECONDS = 2.0  # that a call of a compiled program should take: it cannot be interrupted
-SMALL_SIZE = 2**21  # numbers of data: less is worked through many times in that time
 
 
 class SafeguardWarning(UserWarning):
@@ -171,131 +168,104 @@ class Run:
     def proceed(
         self,
         last: int,
+        tolerances: Tolerances = Tolerances(),  # noqa: B008 (immutable)
         *,
-        tol: float = 0.0,
-        abs_tol: float = 0.0,
-        grad_tol: float = 0.0,
         max_rows: int = 1,
         max_seconds: float | None = None,
     ) -> None:
         """Add at least one row to the trace: that of the start, and then steps up to the next log points.
 
-        In memory a compiled program goes on until ``tol`` or ``grad_tol`` are reached, or something is wrong.
+        In memory a compiled program goes on until a tolerance is reached, or something is wrong.
         """
         if self.executor.runs_to_stop:
             self.in_program, n_rows = True, len(self.rows)
             while len(self.rows) == n_rows:
-                self._run_program(last, (tol, abs_tol, grad_tol), self._rows_at_once(max_rows, max_seconds))
+                left = None if max_seconds is None else max_seconds - self.seconds
+                self._run_program(last, tolerances, self._rows_at_once(max_rows, left))
             return
         if self.rows:
             self.advance(last)
         self.log()
         self.guard()
 
-    def _rows_at_once(self, max_rows: int, max_seconds: float | None) -> int:
-        """Return for how many log points a compiled program may run: not for long, nor far beyond the budget."""
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.problem.shards))
-        per_row = self.stride * self.batch_size
-        most = min(max_rows, rows_of_batches(self.stride, self.batch_size))
-        if self.row_seconds is None:  # nothing is known yet
-            small = numbers * max(1.0, per_row / self.problem.n_shards) * most <= SMALL_SIZE * MAX_ROWS
-            return most if small and max_seconds is None else 1
-        seconds = MAX_SECONDS if max_seconds is None else min(MAX_SECONDS, 0.5 * (max_seconds - self.seconds))
-        return int(min(most, max(1.0, seconds / self.row_seconds)))
+    def _rows_at_once(self, max_rows: int, left: float | None) -> int:
+        return rows_at_once(self.problem, self.batch_size, self.stride, max_rows, self.row_seconds, left)
 
-    def _run_program(self, last: int, tolerances: tuple[float, float, float], max_rows: int) -> None:
+    def _run_program(self, last: int, tolerances: Tolerances, max_rows: int) -> None:
         """Run the compiled program once, and add the rows that it has written to the trace."""
-        at_start = not self.rows
-        n_steps = self.stride * max_rows
-        stop = min(last, (self.step // self.stride) * self.stride + n_steps)
-        drawn = batches(self.sampling, self.seed, self.step, max(stop, self.step + 1), self.problem.n_shards, self.batch_size)
+        began, first_step = time.perf_counter(), self.step
         solver = self.solver if self.segment is None else self.segment.solver
         pending = self.executor.events()
-        rules = self._rules(last, tolerances, max_rows, at_start, bool(pending))
-        began, first_step = time.perf_counter(), self.step
-        end = self.executor.run_to_stop(
-            solver, self.state, self.good, drawn, rules, self._history(), self._watch()
-        )
-        seconds = time.perf_counter() - began
+        stop = min(last, (self.step // self.stride + max_rows) * self.stride)
+        end = self._call_program(solver, tolerances, stop, last, max_rows, not self.rows, bool(pending))
         self.state, self.step, self.good, self.hook_done = end.state, end.step, end.good, False
-        n_new = len(end.rows.step)
-        if n_new and first_step < self.step:
-            self.row_seconds = seconds / n_new if self.row_seconds is not None or self.compiled else None
+        seconds, n_rows = time.perf_counter() - began, len(end.rows.step)
+        if n_rows and self.step > first_step:
+            self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
             self.compiled = True
         self._add_rows(end, solver, pending, first_step, seconds)
         self.seconds += seconds
-        if not n_new:
-            for text in pending:
-                self.executor.tell(text)
         if end.needs_host:
             began = time.perf_counter()
             self.next_segment()
             self.hook_done = True
             self.seconds += time.perf_counter() - began
 
+    def _call_program(
+        self,
+        solver: Solver,
+        tolerances: Tolerances,
+        stop: int,
+        last: int,
+        max_rows: int,
+        at_start: bool,
+        has_event: bool,
+    ) -> Outcome:
+        """Return where the compiled program has come to, which has batches up to ``stop``."""
+        stop = max(stop, self.step + 1)
+        rules = rules_for(
+            self.rows,
+            tolerances,
+            step=self.step,
+            last=last,
+            stride=self.stride,
+            max_rows=max_rows,
+            at_start=at_start,
+            hook_done=self.hook_done,
+            has_event=has_event,
+            lower_bound=self.bound,
+            may_rise=type(self.solver).increase_penalty is Solver.increase_penalty,
+        )
+        return self.executor.run_to_stop(
+            solver,
+            self.state,
+            self.good,
+            batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size),
+            rules,
+            history_of(self.rows, self.steps_per_epoch, self.stride),
+            watch_of(self.safeguard, self.steps_per_epoch),
+        )
+
     def _add_rows(self, end: Outcome, solver: Solver, pending: list[str], first_step: int, seconds: float) -> None:
-        taken = max(1, end.step - first_step)
+        """Add the rows that the compiled program has written; ``seconds`` are spread over its steps."""
+        taken, n_rows = max(1, end.step - first_step), len(end.rows.step)
         for i, step in enumerate(end.rows.step.tolist()):
-            notes = [text for bit, text in enumerate(NOTES) if int(end.rows.notes[i]) >> bit & 1]
-            row = {
+            at = {
                 "step": step,
                 "epoch": step / self.steps_per_epoch,
                 "seconds": self.seconds + seconds * (step - first_step) / taken,
-                **self._numbers(end, i),
-                "event": "; ".join([*([EXPLORING] if solver.is_warmup else []), *notes, *pending]),
             }
+            event = "; ".join([*([EXPLORING] if solver.is_warmup else []), *notes_of(end, i), *pending])
             pending = []
-            self.rows.append(row)
-            self._check_start(row)
-            if i < len(end.rows.step) - 1:
-                self._judge(row)
-        if len(end.rows.step) and end.step == self.rows[-1]["step"]:
+            self.rows.append({**at, **numbers_of(self.problem, end, i), "event": event})
+            self._check_start(self.rows[-1])
+            if i < n_rows - 1 or step < end.step:
+                self._judge(self.rows[-1])
+        for text in pending:
+            self.executor.tell(text)  # no row yet
+        if n_rows and self.rows[-1]["step"] == end.step:
             self.logged = self.state, self.step, self.seconds + seconds, len(self.rows)
             self.guard()
-        elif len(end.rows.step):
-            self._judge(self.rows[-1])
-
-    def _rules(
-        self, last: int, tolerances: tuple[float, float, float], max_rows: int, at_start: bool, has_event: bool
-    ) -> Rules:
-        values = np.array([row["objective"] for row in self.rows])
-        finite = values[np.isfinite(values)]
-        may_rise = type(self.solver).increase_penalty is Solver.increase_penalty
-        real = np.dtype(jax.numpy.result_type(float))
-        with np.errstate(over="ignore"):
-            return Rules(
-                *(np.asarray(value, np.int32) for value in (self.step, last, self.stride, max_rows)),
-                *(np.asarray(value, bool) for value in (at_start, self.hook_done, has_event)),
-                *(np.asarray(value, real) for value in tolerances),
-                np.asarray(self.rows[0]["grad_norm"] if self.rows else 0, real),
-                np.asarray(finite.min(initial=np.inf), real),
-                np.asarray(finite.max(initial=-np.inf), real),
-                np.asarray(self.bound, real),
-                np.asarray(may_rise, bool),
-                np.asarray(Safeguard.slack, real),
-                np.asarray(Safeguard.rises, np.int32),
-            )
-
-    def _history(self) -> History:
-        """Return the newest rows of the trace, as many as the stopping rule looks at."""
-        room = 1 << (2 * -(-self.steps_per_epoch // self.stride)).bit_length()
-        rows = self.rows[-room:]
-        real = np.dtype(jax.numpy.result_type(float))
-        step, has_event = np.full(room, LONG_AGO, np.int32), np.ones(room, bool)
-        objective = np.zeros((room, 2), real)
-        for i, row in enumerate(rows, start=room - len(rows)):
-            step[i], has_event[i] = row["step"], bool(row["event"])
-            objective[i] = as_pair(row["objective"], real)
-        return History(step, objective, has_event)
-
-    def _watch(self) -> Watch:
-        guard, real = self.safeguard, np.dtype(jax.numpy.result_type(float))
-        pairs = (as_pair(value, real) for value in (guard.first, guard.best, guard.previous))
-        return Watch(
-            np.asarray(guard.streak, np.int32),
-            np.asarray(round(guard.good_epoch * self.steps_per_epoch), np.int32),
-            *pairs,
-        )
 
     def log(self, event: str = "") -> None:
         """Evaluate the state and add a row to the trace."""
@@ -310,22 +280,8 @@ class Run:
 
     def _measured(self) -> dict[str, float]:
         """Return what the compiled program says of the state as it is: the same bits as in other rows."""
-        drawn = batches(self.sampling, self.seed, self.step, self.step + 1, self.problem.n_shards, self.batch_size)
-        rules = self._rules(self.step + 1, (0.0, 0.0, 0.0), 1, True, False)
-        end = self.executor.run_to_stop(
-            self.solver, self.state, self.good, drawn, rules, self._history(), self._watch()
-        )
-        return self._numbers(end, 0)
-
-    def _numbers(self, end: Outcome, i: int) -> dict[str, float]:
-        """Return the numbers of a row that the compiled program has written."""
-        norms = [float(value) for value in end.rows.norms[i]]
-        return {
-            "objective": float(end.rows.objective[i].astype(float).sum()),
-            "grad_norm": float(np.hypot.reduce(norms)),
-            **{f"grad_norm_{name}": value for (name, _), value in zip(self.problem.blocks, norms)},
-            **{name: float(values[i]) for name, values in end.rows.metrics.items()},
-        }
+        end = self._call_program(self.solver, Tolerances(), self.step + 1, self.step + 1, 1, True, False)
+        return numbers_of(self.problem, end, 0)
 
     def _check_start(self, row: dict[str, Any]) -> None:
         if row["step"] == 0 and not np.isfinite(row["objective"]):
@@ -358,10 +314,10 @@ class Run:
                 self.state = self._at(self.state)
                 self.log("interrupted: the last logged state, its local variables rebuilt from the data")
 
-    def at_rest(self, tol: float, abs_tol: float = 0.0) -> bool:
+    def at_rest(self, tolerances: Tolerances) -> bool:
         """Return whether the derivatives at the newest state leave as little to gain as the objective's changes say."""
         left = self.solver.remaining_gain(self.problem, HostShards(self.executor, self.state))
-        return little(left, self.rows[-1]["objective"], tol, abs_tol)
+        return little(left, self.rows[-1]["objective"], tolerances.tol, tolerances.abs_tol)
 
     def _judge(self, row: dict[str, Any]) -> str | None:
         """Return what the safeguard says of a row."""

@@ -75,9 +75,7 @@ class Explored(Wrapper):
         if shards.is_traced:
             shards.when(phase == EXPLORING, self._start_warmup, on_host=True)
             return Segment(self, jnp.where(phase == FIRST, first - step, UNLIMITED))
-        shards.when(
-            (phase == EXPLORING) & (step >= last), lambda shards: self.finalize(problem, shards, batch_size)
-        )
+        shards.when((phase == EXPLORING) & (step >= last), lambda shards: self.finalize(problem, shards, batch_size))
         phase = int(shards.server.phase)
         if phase == EXPLORING:
             rate = min(FASTEST, batch_size / (MEMORY * problem.n_shards))

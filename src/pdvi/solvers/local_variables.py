@@ -1,6 +1,7 @@
 """The local variables' turn, as the methods share it: by the model's own steps, or down the gradient.
 
-All functions are about one shard but those that take `Shards`, whose locals come with halo rows appended if it has a halo.
+All functions but those that take `Shards` are about one shard, whose locals come with halo rows appended if it has a
+halo.
 """
 
 from __future__ import annotations

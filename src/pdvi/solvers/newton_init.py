@@ -46,13 +46,11 @@ class NearOptimum(NamedTuple):
     n_steps: int
 
 
-def near_optimum(
-    shards: Shards, lam: Array, units: Array, reader: ShardFn, subset: np.ndarray | None
-) -> NearOptimum:
+def near_optimum(shards: Shards, lam: Array, units: Array, reader: ShardFn, subset: np.ndarray | None) -> NearOptimum:
     """Return a point from which a Newton step is, in the mean over the globals, within a posterior standard deviation.
 
-    ``reader`` returns derivatives (`Profile`) after locals have followed (`OptimizeLocals`). Nothing that shards keep is
-    changed.
+    ``reader`` returns derivatives (`Profile`) after locals have followed (`OptimizeLocals`). What is the shards' stays
+    as it is.
     """
 
     def there(lam: Array, units: Array) -> Derivatives:

@@ -115,17 +115,16 @@ TABLE = [
     ),
     Row(
         lambda case: (
-            offers(case.model, Conjugate)
-            and not offers(case.model, Exact)
-            and case.solver.preconditioner != "full"
+            offers(case.model, Conjugate) and not offers(case.model, Exact) and case.solver.preconditioner != "full"
         ),
         "consensus initialization, adaptive diagonal penalty",
         "the model has the best globals in closed form from statistics that add over shards",
         lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS),
     ),
     Row(
-        lambda case: bool(case.problem.halo_rows)
-        or (has_closed_form(case.problem) and case.solver.preconditioner != "full"),
+        lambda case: (
+            bool(case.problem.halo_rows) or (has_closed_form(case.problem) and case.solver.preconditioner != "full")
+        ),
         "a constant diagonal penalty, from the curvature at the start",
         "the model minimizes a subproblem in closed form, or its shards touch each other",
         lambda case: case.plain(),

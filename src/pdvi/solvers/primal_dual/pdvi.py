@@ -80,9 +80,7 @@ class PrimalDual(Solver):
         oracle = self.oracle or default_oracle(problem)
         return local_update(oracle, problem, broadcast, local, shard_state, shard)
 
-    def server_update(
-        self, problem: Problem, server: Server, total: Array, count: int, broadcast: Broadcast
-    ) -> Server:
+    def server_update(self, problem: Problem, server: Server, total: Array, count: int, broadcast: Broadcast) -> Server:
         """Return gamma, h and lam0 after a batch."""
         return server_update(server, total, count, problem.n_shards, broadcast.lam0)
 
