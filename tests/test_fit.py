@@ -5,6 +5,7 @@ from functools import cache
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -203,6 +204,57 @@ def test_steps_between_log_points_are_one_call(log_every, lengths):
     assert result.trace["step"].tolist() == np.cumsum([0, *lengths]).tolist()
     drawn = pdvi.sampling.batches(pdvi.sampling.Reshuffled(), 0, 0, 12, 12, 3)
     np.testing.assert_array_equal(np.concatenate(watched.batches), drawn)
+
+
+class Counted:
+    """A model whose loss counts how often it is traced."""
+
+    traced = 0
+
+    def init_global(self, key):
+        return {"lam": jnp.ones(2)}
+
+    def init_local(self, key, shard):
+        return jnp.zeros(2)
+
+    def loss(self, local, globals_, shard):
+        type(self).traced += 1
+        return jnp.sum((shard - local - globals_["lam"]) ** 2) + jnp.sum(local**2)
+
+
+def test_one_program_serves_other_budgets_tolerances_data_and_step_sizes():
+    model, rng = Counted(), np.random.default_rng(0)
+    many = [pdvi.Problem(model, rng.standard_normal((6, 2))) for _ in range(2)]
+    pdvi.fit(many[0], pdvi.P2DVI(eta=0.1), batch_size=2, max_epochs=50)
+    Counted.traced = 0
+    for one in many:
+        pdvi.fit(one, pdvi.P2DVI(eta=0.2), batch_size=2, max_epochs=7, tol=0, seed=3)
+        pdvi.fit(one, pdvi.P2DVI(eta=0.3), batch_size=2, max_epochs=90, tol=1e-9, abs_tol=1e-3, max_seconds=60)
+        pdvi.fit(one, pdvi.P2DVI(eta=0.3), batch_size=2, max_epochs=2, callbacks=[lambda progress: None])
+    assert Counted.traced == 0
+
+
+def test_an_absolute_tolerance_ends_a_run_too():
+    result = fit(max_epochs=200, abs_tol=1e-2)
+    assert result.converged
+    changes = np.abs(np.diff(result.trace["objective"]))
+    assert (changes[-2:] < 1e-2).all()
+    assert not any(a < 1e-2 and b < 1e-2 for a, b in pairwise(changes[:-1]))
+
+
+@pytest.mark.parametrize("log_every", [1, 0.25, 3])
+def test_log_points_one_by_one_or_in_one_program_are_the_same(log_every):
+    settings = {"max_epochs": 70, "tol": 1e-5, "log_every": log_every}
+    one, many = fit(**settings, callbacks=[lambda progress: None]), fit(**settings)
+    assert one.status is many.status
+    assert_same(one, many)
+
+
+def test_a_large_state_is_not_kept_twice(monkeypatch):
+    expected = fit(max_epochs=40)
+    monkeypatch.setattr(pdvi.run.running, "LARGE_STATE", 0)
+    large = fit(max_epochs=40)
+    np.testing.assert_allclose(large.trace["objective"], expected.trace["objective"], rtol=1e-6)
 
 
 def test_callbacks_see_every_log_point():

@@ -85,7 +85,14 @@ class Executor(ABC):
         return jax.block_until_ready(state)
 
     def run_to_stop(
-        self, solver: Solver, state: State, good: State, batches: np.ndarray, rules: Any, history: Any, watch: Any
+        self,
+        solver: Solver,
+        state: State,
+        good: State | None,
+        batches: np.ndarray,
+        rules: Any,
+        history: Any,
+        watch: Any,
     ) -> Any:
         """Return where a run has come to, from log point to log point: where the executor ``runs_to_stop``."""
         raise NotImplementedError

@@ -79,7 +79,7 @@ class Carry(NamedTuple):
     """What the loop carries on."""
 
     state: State
-    good: State
+    good: State | None
     rules: Rules
     watch: Watch
     rows: Rows
@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
     """Where a call has ended; rows are those it has written."""
 
     state: State
-    good: State
+    good: State | None
     step: int
     needs_host: bool
     rows: Rows
@@ -116,14 +116,17 @@ def run_to_stop(
     problem: Problem,
     solver: Solver,
     state: State,
-    good: State,
+    good: State | None,
     key: Array,
     batches: np.ndarray,
     rules: Rules,
     history: History,
     watch: Watch,
 ) -> Outcome:
-    """Run a fit until something stops it; ``batches`` are those of the steps from ``rules.step`` on."""
+    """Run a fit until something stops it; ``batches`` are those of the steps from ``rules.step`` on.
+
+    ``good`` None: the last good state is not kept up, for large states and one row.
+    """
     most = int(rules.stride) * rows_of_batches(int(rules.stride), batches.shape[1])
     room = max(FEW_STEPS, 1 << (most - 1).bit_length())
     padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
@@ -139,7 +142,7 @@ def _program(
     problem: Problem,
     solver: Solver,
     state: State,
-    good: State,
+    good: State | None,
     key: Array,
     batches: Array,
     rules: Rules,
@@ -209,7 +212,7 @@ def _program(
         is_good = log & ~wrong & (new_watch.streak == 0)
         return Carry(
             state=state,
-            good=jax.tree.map(lambda new, old: jnp.where(is_good, new, old), state, c.good),
+            good=None if good is None else jax.tree.map(lambda new, old: jnp.where(is_good, new, old), state, c.good),
             rules=rules,
             watch=jax.tree.map(lambda new, old: jnp.where(log, new, old), new_watch, c.watch),
             rows=rows,

@@ -56,7 +56,7 @@ class Memory(Executor):
         self,
         solver: Solver,
         state: State,
-        good: State,
+        good: State | None,
         batches: np.ndarray,
         rules: Rules,
         history: History,

@@ -14,7 +14,10 @@ from pdvi.executors.steps import NOTES
 from pdvi.run.safeguard import Safeguard
 
 MAX_CALL_SECONDS = 2.0  # of a call, which cannot be interrupted
+LARGE_STATE = 2**27  # bytes of a state from which on no copy of it is kept in the program: a call is one row then
 SMALL_SIZE = 2**26  # numbers of data that are worked through in a first call, of which nothing is known
+
+MAX_STEPS = 2**30  # that a 32-bit integer counts
 
 TraceRows = list[dict[str, Any]]
 
@@ -48,7 +51,7 @@ def rules_for(
     with np.errstate(over="ignore"):
         return Rules(
             step=np.asarray(step, np.int32),
-            last=np.asarray(last, np.int32),
+            last=np.asarray(min(last, MAX_STEPS), np.int32),
             stride=np.asarray(stride, np.int32),
             max_rows=np.asarray(max_rows, np.int32),
             at_start=np.asarray(at_start),

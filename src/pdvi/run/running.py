@@ -21,7 +21,16 @@ from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
 from pdvi.executors.fit_program import Outcome
 from pdvi.run.named import executor_for, solver_for
-from pdvi.run.program import Tolerances, history_of, notes_of, numbers_of, rows_at_once, rules_for, watch_of
+from pdvi.run.program import (
+    LARGE_STATE,
+    Tolerances,
+    history_of,
+    notes_of,
+    numbers_of,
+    rows_at_once,
+    rules_for,
+    watch_of,
+)
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
 from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
@@ -189,7 +198,12 @@ class Run:
         self.guard()
 
     def _rows_at_once(self, max_rows: int, left: float | None) -> int:
+        max_rows = 1 if self._is_large else max_rows
         return rows_at_once(self.problem, self.batch_size, self.stride, max_rows, self.row_seconds, left)
+
+    @property
+    def _is_large(self) -> bool:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) > LARGE_STATE
 
     def _run_program(self, last: int, tolerances: Tolerances, max_rows: int) -> None:
         """Run the compiled program once, and add the rows that it has written to the trace."""
@@ -198,7 +212,8 @@ class Run:
         pending = self.executor.events()
         stop = min(last, (self.step // self.stride + max_rows) * self.stride)
         end = self._call_program(solver, tolerances, stop, last, max_rows, not self.rows, bool(pending))
-        self.state, self.step, self.good, self.hook_done = end.state, end.step, end.good, False
+        self.state, self.step, self.hook_done = end.state, end.step, False
+        self.good = self.good if end.good is None else end.good
         seconds, n_rows = time.perf_counter() - began, len(end.rows.step)
         if n_rows and self.step > first_step:
             self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
@@ -239,7 +254,7 @@ class Run:
         return self.executor.run_to_stop(
             solver,
             self.state,
-            self.good,
+            None if self._is_large else self.good,
             batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size),
             rules,
             history_of(self.rows, self.steps_per_epoch, self.stride),
