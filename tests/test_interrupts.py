@@ -1,5 +1,7 @@
 """Ctrl-C ends what is going on: no part of a fit passes for a whole one, no command leaves half of its files."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -12,17 +14,18 @@ ROWS = np.concatenate([np.zeros((20, 2)), np.ones((20, 2))]) + np.random.default
 
 @pytest.fixture
 def interrupted_runs(monkeypatch):
-    """Every run is interrupted at its second call of steps, when there is something to return."""
+    """Every run is interrupted at its third log point, when there is something to return."""
     calls = []
-    steps = Memory.run
+    steps = Memory.run_to_stop
 
     def run(self, *arguments):
         calls.append(1)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise KeyboardInterrupt
         return steps(self, *arguments)
 
-    monkeypatch.setattr(Memory, "run", run)
+    monkeypatch.setattr(Memory, "run_to_stop", run)
+    monkeypatch.setattr(importlib.import_module("pdvi.run.fit"), "MAX_ROWS", 1)
 
 
 def test_a_fit_returns_what_it_has(interrupted_runs):

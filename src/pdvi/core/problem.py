@@ -259,7 +259,8 @@ def without_halo(local: PyTree, like: PyTree) -> PyTree:
 def shape_of(function: Any, *arguments: Any) -> PyTree:
     """Return shapes and types of what a function returns, which is traced once for arguments that are alike."""
     leaves, structure = jax.tree.flatten(arguments)
-    alike = tuple((leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves)
+    arrays = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    alike = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, arrays) else leaf for leaf in leaves)
     key = (function, structure, alike, jnp.result_type(float))
     if key not in _SHAPES:
         if len(_SHAPES) >= KNOWN_SHAPES:

@@ -77,8 +77,8 @@ def fit(
         shards visited per step, |S_t|; by default a hundredth of them, at least one.
     max_epochs, max_steps, max_seconds
         the budget, whichever ends first. An epoch is as many steps as visit every shard once. Seconds are
-        those spent in the solver: compilation counts, checkpoints and callbacks do not, nor does evaluation but in
-        memory, where it is a part of the compiled program.
+        those spent in the solver: compilation counts, evaluation and checkpoints do not. In memory, where evaluation is
+        a part of the compiled program, its time is estimated.
     tol
         stop when the objective changes by less than ``tol`` times its size from one log point to the next,
         at least an epoch apart, twice in a row, and the derivatives, where the solver asks for them, agree that no more

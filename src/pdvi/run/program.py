@@ -15,6 +15,7 @@ from pdvi.run.safeguard import Safeguard
 
 MAX_CALL_SECONDS = 2.0  # of a call, which cannot be interrupted
 LARGE_STATE = 2**27  # bytes of a state from which on no copy of it is kept in the program: a call is one row then
+MIN_ROW_SECONDS = 1e-3  # of a log point, from which on its evaluation is told apart from its steps
 SMALL_SIZE = 2**26  # numbers of data that are worked through in a first call, of which nothing is known
 
 MAX_STEPS = 2**30  # that a 32-bit integer counts

@@ -23,6 +23,7 @@ from pdvi.executors.fit_program import Outcome
 from pdvi.run.named import executor_for, solver_for
 from pdvi.run.program import (
     LARGE_STATE,
+    MIN_ROW_SECONDS,
     Tolerances,
     history_of,
     notes_of,
@@ -88,7 +89,8 @@ class Run:
         self.hook_done = False  # the next segment has been begun on the host
         self.in_program = False  # a compiled program goes on from log point to log point
         self.compiled = False  # and has made steps
-        self.row_seconds: float | None = None  # of a log point in its last call
+        self.row_seconds: float | None = None  # of a log point in its last call, evaluation included
+        self.evaluation_seconds: float | None = None
         self.failed = False
         self.bound = float(problem.model.lower_bound()) if offers(problem.model, Bounded) else -np.inf
         self.safeguard = Safeguard()
@@ -218,6 +220,8 @@ class Run:
         if n_rows and self.step > first_step:
             self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
             self.compiled = True
+        if n_rows:
+            seconds = max(0.1 * seconds, seconds - n_rows * self._evaluation_seconds(seconds / n_rows))
         self._add_rows(end, solver, pending, first_step, seconds)
         self.seconds += seconds
         if end.needs_host:
@@ -225,6 +229,14 @@ class Run:
             self.next_segment()
             self.hook_done = True
             self.seconds += time.perf_counter() - began
+
+    def _evaluation_seconds(self, row_seconds: float) -> float:
+        """Return how long an evaluation takes in the compiled program: one is timed, where rows take long enough."""
+        if self.evaluation_seconds is None and row_seconds > MIN_ROW_SECONDS:
+            began = time.perf_counter()
+            self._measured()
+            self.evaluation_seconds = time.perf_counter() - began
+        return self.evaluation_seconds or 0.0
 
     def _call_program(
         self,
