@@ -47,32 +47,41 @@ class Rules(NamedTuple):
 
 
 class History(NamedTuple):
-    """The newest rows of the trace before this call, the last one at the end: step, objective in two parts, events."""
+    """The newest rows of the trace before this call, the last one at the end."""
 
-    step: Any
-    objective: Any
-    has_event: Any
+    counts: Any  # (rows, 3): step, whether there is an event, notes
+    objective: Any  # (rows, 2): a sum of two numbers
 
 
 class Watch(NamedTuple):
-    """The state of the safeguard (`pdvi.run.safeguard`): objectives are pairs."""
+    """The state of the safeguard (`pdvi.run.safeguard`)."""
 
     streak: Any
     good_step: Any
-    first: Any
-    best: Any
-    previous: Any
+    objectives: Any  # (3, 2): first, best and previous, each a sum of two numbers
 
 
 class Rows(NamedTuple):
-    """Log points: those of the history, then those of this call."""
+    """Log points that the program has written."""
 
-    step: Array
-    objective: Array
-    has_event: Array
-    notes: Array
-    norms: Array
-    metrics: dict[str, Array]
+    step: np.ndarray
+    notes: np.ndarray
+    objective: np.ndarray
+    norms: np.ndarray
+    metrics: dict[str, np.ndarray]
+
+
+class Log(NamedTuple):
+    """All that changes at a log point only; rows are those of the history and those of this call."""
+
+    n_rows: Array
+    counts: Array  # as in `History`
+    numbers: Array  # objective (2), norms of the gradient by block, metrics
+    watch: Watch
+    low: Array
+    high: Array
+    is_good: Array  # the safeguard has nothing against the state
+    stop: Array
 
 
 class Carry(NamedTuple):
@@ -80,17 +89,15 @@ class Carry(NamedTuple):
 
     state: State
     good: State | None
-    rules: Rules
-    watch: Watch
-    rows: Rows
-    n_rows: Array
+    step: Array
+    is_first: Array  # nothing has been done in this call
     notes: Array
+    log: Log
     needs_host: Array
-    done: Array
 
 
 class Outcome(NamedTuple):
-    """Where a call has ended; rows are those it has written."""
+    """Where a call has ended."""
 
     state: State
     good: State | None
@@ -132,9 +139,19 @@ def run_to_stop(
     padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
     padded[: len(batches)] = batches
     end = _program(problem, solver, state, good, key, jnp.asarray(padded), rules, history, watch)
-    state, good, step, needs_host, n_rows, rows = end
-    n_rows, step, needs_host, rows = jax.device_get((n_rows, step, needs_host, rows))
-    return Outcome(state, good, int(step), bool(needs_host), jax.tree.map(lambda leaf: leaf[: int(n_rows)], rows))
+    state, good, ends, counts, numbers, metrics = end
+    ends, counts, numbers = jax.device_get((ends, counts, numbers))
+    step, needs_host, n_rows = (int(value) for value in ends)
+    counts, numbers = counts[:n_rows], numbers[:n_rows]
+    n_norms = len(problem.blocks)
+    rows = Rows(
+        step=counts[:, 0],
+        notes=counts[:, 2],
+        objective=numbers[:, :2],
+        norms=numbers[:, 2 : 2 + n_norms],
+        metrics={name: numbers[:, 2 + n_norms + i] for i, name in enumerate(metrics)},
+    )
+    return Outcome(state, good, step, bool(needs_host), rows)
 
 
 @quickly
@@ -150,109 +167,99 @@ def _program(
     watch: Watch,
 ) -> tuple[Any, ...]:
     rules, history, watch = jax.tree.map(jnp.asarray, (rules, history, watch))
-    batch_size, first_step, n_before = batches.shape[1], rules.step, history.step.shape[0]
-    dtype = state.lam.dtype
+    batch_size, n_before, dtype = batches.shape[1], history.counts.shape[0], state.lam.dtype
+    per_epoch = problem.steps_per_epoch(batch_size)
 
-    def metrics_of(state: State) -> dict[str, Array]:
-        metrics = solver.log_metrics(problem, TracedShards(problem, state))
-        return {name: jnp.asarray(value, dtype) for name, value in metrics.items()}
+    def metrics_of(state: State) -> dict[str, Any]:
+        return solver.log_metrics(problem, TracedShards(problem, state))
 
-    def measure(state: State) -> tuple[Array, Array, dict[str, Array]]:
+    names = tuple(jax.eval_shape(metrics_of, state))
+
+    def measure(state: State) -> tuple[Array, Array, Array]:
+        """Return the objective, all numbers of a row, and the norm of the whole gradient."""
         losses, gradient = problem.evaluate(state.lam, state.local)
         norms = [_norm(gradient[part]) for part in problem.block_slices.values()]
-        objective = jnp.stack(precise_sum(losses))
-        return objective.astype(dtype), jnp.stack(norms).astype(dtype), metrics_of(state)
+        metrics = metrics_of(state)
+        numbers = [*precise_sum(losses), *norms, *(metrics[name] for name in names)]
+        row = jnp.stack([jnp.asarray(value, dtype) for value in numbers])
+        return row[:2], row, _norm(row[2 : 2 + len(norms)])
 
-    no_metrics = {name: jnp.zeros((), dtype) for name in jax.eval_shape(metrics_of, state)}
-    blank = jnp.zeros(2, dtype), jnp.zeros(len(problem.blocks), dtype), no_metrics
-
-    def body(c: Carry) -> Carry:
-        rules = c.rules
-        shards = TracedShards(problem, c.state, key, ~rules.at_start & ~rules.hook_done, c.notes)
-        segment = solver.on_segment_end(problem, shards, rules.step, batch_size)
-        log_at = jnp.minimum(rules.last, (rules.step // rules.stride + 1) * rules.stride)
-        n_steps = log_at - rules.step
-        if segment.n_steps is not None:
-            n_steps = jnp.minimum(n_steps, segment.n_steps)
-        n_steps = jnp.where(rules.at_start | shards.needs_host, 0, n_steps)
-        state = steps(problem, solver, shards.state, batches, n_steps, rules.step - first_step)
-        step = rules.step + n_steps
-        log = rules.at_start | (~shards.needs_host & (step == log_at))
-        objective, norms, metrics = jax.lax.cond(log, measure, lambda _: blank, state)
-        has_event = rules.has_event | (shards.notes != 0) | solver.is_warmup
-        row = Rows(step, objective, has_event, shards.notes, norms, metrics)
-        at = jnp.where(log, c.n_rows, n_before + MAX_ROWS)  # one more, which is dropped at the end
-        rows = jax.tree.map(
-            lambda buffer, value: jax.lax.dynamic_update_index_in_dim(buffer, value, at, 0), c.rows, row
+    def write(operands: tuple[State, Array, Array, Log]) -> Log:
+        """Evaluate a state, write its row, and judge it."""
+        state, step, notes, log = operands
+        objective, row, norm = measure(state)
+        has_event = (rules.has_event & (log.n_rows == n_before)) | (notes != 0) | solver.is_warmup
+        counts = jax.lax.dynamic_update_index_in_dim(
+            log.counts, jnp.stack([step, has_event.astype(jnp.int32), notes]), log.n_rows, 0
         )
-        n_rows = c.n_rows + log
-        norm = _norm(norms)
-        rules = rules._replace(
-            step=step,
-            at_start=jnp.asarray(False),
-            hook_done=jnp.asarray(False),
-            has_event=rules.has_event & ~log,
-            first_norm=jnp.where(rules.at_start, norm, rules.first_norm),
-            low=jnp.where(log, jnp.fmin(rules.low, objective[0]), rules.low),
-            high=jnp.where(
-                log, jnp.fmax(rules.high, jnp.where(jnp.isfinite(objective[0]), objective[0], jnp.nan)), rules.high
-            ),
+        numbers = jax.lax.dynamic_update_index_in_dim(log.numbers, row, log.n_rows, 0)
+        is_finite = jnp.isfinite(objective[0])
+        low, high = (
+            jax.lax.select(is_finite, choose(old, objective[0]), old)
+            for choose, old in ((jnp.minimum, log.low), (jnp.maximum, log.high))
         )
-        start_watch = watch_from_start(dtype) if solver.is_warmup else c.watch
-        new_watch, trouble = _judge(start_watch, step, objective, problem.steps_per_epoch(batch_size), rules)
-        wrong = ~jnp.isfinite(objective[0]) | (objective[0] < rules.lower_bound)
+        before = _watch_anew(log.watch) if solver.is_warmup else log.watch
+        new_watch, trouble = _judge(before, step, objective, per_epoch, rules)
+        wrong = ~is_finite | (objective[0] < rules.lower_bound)
+        first_norm = jax.lax.select(
+            rules.at_start, _norm(numbers[n_before, 2 : 2 + len(problem.blocks)]), rules.first_norm
+        )
         stop = (
             wrong
             | (trouble & ~rules.may_rise)
-            | _settled(rows, n_rows - 1, problem.steps_per_epoch(batch_size), rules)
-            | _flat(rows, n_rows - 1, n_before, norm, rules)
+            | _settled(counts, numbers, log.n_rows, per_epoch, rules)
+            | (_is_flat(counts, numbers, log.n_rows, high - low, rules) & (norm < rules.grad_tol * first_norm))
             | (step >= rules.last)
-            | (n_rows - n_before >= rules.max_rows)
+            | (log.n_rows + 1 - n_before >= rules.max_rows)
         )
-        is_good = log & ~wrong & (new_watch.streak == 0)
-        return Carry(
-            state=state,
-            good=None if good is None else jax.tree.map(lambda new, old: jnp.where(is_good, new, old), state, c.good),
-            rules=rules,
-            watch=jax.tree.map(lambda new, old: jnp.where(log, new, old), new_watch, c.watch),
-            rows=rows,
-            n_rows=n_rows,
-            notes=jnp.where(log, 0, shards.notes),
-            needs_host=shards.needs_host,
-            done=shards.needs_host | (log & stop),
+        is_good = ~wrong & (new_watch.streak == 0)
+        return Log(log.n_rows + 1, counts, numbers, new_watch, low, high, is_good, stop)
+
+    def body(c: Carry) -> Carry:
+        at_start, hook_done = c.is_first & rules.at_start, c.is_first & rules.hook_done
+        shards = TracedShards(problem, c.state, key, ~(at_start | hook_done), c.notes)
+        segment = solver.on_segment_end(problem, shards, c.step, batch_size)
+        log_at = jnp.minimum(rules.last, (jax.lax.div(c.step, rules.stride) + 1) * rules.stride)
+        n_steps = log_at - c.step
+        if segment.n_steps is not None:
+            n_steps = jnp.minimum(n_steps, segment.n_steps)
+        n_steps = n_steps * ~(at_start | shards.needs_host)
+        state = steps(problem, solver, shards.state, batches, n_steps, c.step - rules.step)
+        step = c.step + n_steps
+        is_log_point = at_start | (~shards.needs_host & (step == log_at))
+        log = jax.lax.cond(
+            is_log_point,
+            write,
+            lambda operands: operands[3]._replace(is_good=jnp.asarray(False)),
+            (state, step, shards.notes, c.log),
         )
+        good = c.good
+        if good is not None:
+            good = jax.tree.map(lambda new, old: jax.lax.select(log.is_good, new, old), state, good)
+        notes = shards.notes * ~is_log_point
+        return Carry(state, good, step, jnp.asarray(False), notes, log, shards.needs_host)
 
-    def buffer(shape: Any, dtype: Any, known: Any = 0) -> Array:
-        after = jnp.zeros((MAX_ROWS + 1, *shape), dtype)
-        return jnp.concatenate([jnp.broadcast_to(jnp.asarray(known, dtype), (n_before, *shape)), after])
-
-    objective, norms, metrics = blank
-    rows = Rows(
-        buffer((), jnp.int32, history.step),
-        buffer(objective.shape, objective.dtype, history.objective),
-        buffer((), bool, history.has_event),
-        buffer((), jnp.int32),
-        buffer(norms.shape, norms.dtype),
-        {name: buffer((), value.dtype) for name, value in metrics.items()},
-    )
+    width = 2 + len(problem.blocks) + len(names)
+    counts = jnp.concatenate([history.counts, jnp.zeros((MAX_ROWS, 3), jnp.int32)])
+    numbers = jnp.zeros((n_before + MAX_ROWS, width), dtype).at[:n_before, :2].set(history.objective)
     no = jnp.asarray(False)
-    count = jnp.asarray(n_before, jnp.int32)
-    first = Carry(state, good, rules, watch, rows, count, jnp.asarray(0, jnp.int32), no, no)
-    end = jax.lax.while_loop(lambda c: ~c.done, body, first)
-    written = jax.tree.map(lambda leaf: leaf[n_before:], end.rows)
-    return end.state, end.good, end.rules.step, end.needs_host, end.n_rows - n_before, written
+    log = Log(jnp.asarray(n_before, jnp.int32), counts, numbers, watch, rules.low, rules.high, no, no)
+    first = Carry(state, good, rules.step, jnp.asarray(True), jnp.asarray(0, jnp.int32), log, no)
+    end = jax.lax.while_loop(lambda c: ~(c.log.stop | c.needs_host), body, first)
+    ends = jnp.stack([end.step, end.needs_host.astype(jnp.int32), end.log.n_rows - n_before])
+    return end.state, end.good, ends, end.log.counts[n_before:], end.log.numbers[n_before:], tuple(names)
 
 
-def watch_from_start(dtype: Any) -> Watch:
+def _watch_anew(watch: Watch) -> Watch:
     """Return the safeguard's state before any row."""
-    nothing = np.array([np.inf, 0.0], dtype)
-    return Watch(np.int32(0), np.int32(0), nothing, nothing, nothing)
+    nothing = jnp.zeros_like(watch.objectives).at[:, 0].set(jnp.inf)
+    return Watch(jnp.zeros_like(watch.streak), jnp.zeros_like(watch.good_step), nothing)
 
 
 def _norm(x: Array) -> Array:
     """Return the norm of a vector; large entries do not overflow."""
-    size = jnp.abs(x).max(initial=0)
-    return jnp.where(size > 0, size * jnp.linalg.norm(x / jnp.where(size > 0, size, 1)), size)
+    size = jnp.abs(x).max(initial=jnp.finfo(x.dtype).tiny)
+    return size * jnp.sqrt(jnp.sum((x / size) ** 2))
 
 
 def _difference(a: Array, b: Array) -> Array:
@@ -261,40 +268,38 @@ def _difference(a: Array, b: Array) -> Array:
 
 def _judge(watch: Watch, step: Array, objective: Array, per_epoch: int, rules: Rules) -> tuple[Watch, Array]:
     """As `pdvi.run.safeguard.Safeguard.judge`."""
-    first = jnp.where(jnp.isinf(watch.first[0]), objective, watch.first)
-    best = jnp.where(_difference(objective, watch.best) < 0, objective, watch.best)
-    rounding = rules.slack * jnp.abs(watch.previous[0]) + 1e-12 * jnp.abs(first[0])
-    rising = _difference(objective, watch.previous) > rounding
+    first, best, previous = watch.objectives
+    first = jax.lax.select(jnp.isinf(first[0]), objective, first)
+    best = jax.lax.select(_difference(objective, best) < 0, objective, best)
+    rounding = rules.slack * jnp.abs(previous[0]) + 1e-12 * jnp.abs(first[0])
+    rising = _difference(objective, previous) > rounding
     lost = _difference(objective, best) > 0.5 * _difference(first, best) + 1e-3 * jnp.abs(best[0])
-    bad = rising | lost
-    streak = jnp.where(bad, watch.streak + 1, 0)
-    good_step = jnp.where(bad, watch.good_step, step)
+    is_bad, is_finite = rising | lost, jnp.isfinite(objective[0])
+    streak = (watch.streak + 1) * is_bad
+    good_step = jax.lax.select(is_bad, watch.good_step, step)
     trouble = (streak >= rules.max_streak) & (step - good_step >= rules.max_streak * per_epoch)
-    new = Watch(streak, good_step, first, best, objective)
-    finite = jnp.isfinite(objective[0])
-    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, jax.tree.map(jnp.asarray, watch)), trouble & finite
+    new = Watch(streak, good_step, jnp.stack([first, best, objective]))
+    return jax.tree.map(lambda a, b: jax.lax.select(is_finite, a, b), new, watch), trouble & is_finite
 
 
-def _settled(rows: Rows, newest: Array, per_epoch: int, rules: Rules) -> Array:
+def _settled(counts: Array, numbers: Array, newest: Array, per_epoch: int, rules: Rules) -> Array:
     """As `pdvi.run.stopping.settled`."""
-    index = jnp.arange(rows.step.shape[0])
+    step, has_event, index = counts[:, 0], counts[:, 1], jnp.arange(counts.shape[0])
 
     def an_epoch_before(i: Array) -> Array:
-        return jnp.where((index < i) & (rows.step[i] - rows.step >= per_epoch), index, -1).max()
+        return jnp.max((index + 1) * ((index < i) & (step[i] - step >= per_epoch))) - 1
 
     middle = an_epoch_before(newest)
-    oldest = jnp.where(middle < 0, -1, an_epoch_before(middle))
-    quiet = ~jnp.any(rows.has_event & (index >= oldest) & (index <= newest))
-
-    def small(i: Array, j: Array) -> Array:
-        least = rules.tol * jnp.abs(rows.objective[j][0]) + rules.abs_tol
-        return jnp.abs(_difference(rows.objective[i], rows.objective[j])) < least
-
-    return (oldest >= 0) & quiet & small(newest, middle) & small(middle, oldest)
+    oldest = an_epoch_before(middle)  # -1: there is none
+    is_quiet = ~jnp.any((has_event != 0) & (index >= oldest) & (index <= newest))
+    values = numbers[:, :2][jnp.stack([newest, middle, oldest])]
+    change = jnp.abs((values[:-1] - values[1:]).sum(1))
+    is_small = (change < rules.tol * jnp.abs(values[1:, 0]) + rules.abs_tol).all()
+    return (oldest >= 0) & is_quiet & is_small
 
 
-def _flat(rows: Rows, newest: Array, n_before: int, norm: Array, rules: Rules) -> Array:
-    """As `pdvi.run.stopping.flat`."""
-    known = (newest > 0) & (rows.step[newest - 1] != LONG_AGO)
-    change = jnp.abs(_difference(rows.objective[newest], rows.objective[newest - 1]))
-    return known & (norm < rules.grad_tol * rules.first_norm) & (change <= rules.grad_tol * (rules.high - rules.low))
+def _is_flat(counts: Array, numbers: Array, newest: Array, span: Array, rules: Rules) -> Array:
+    """As `pdvi.run.stopping.flat`, the gradient left out."""
+    is_known = (newest > 0) & (counts[newest - 1, 0] != LONG_AGO)
+    change = jnp.abs(_difference(numbers[newest, :2], numbers[newest - 1, :2]))
+    return is_known & (change <= rules.grad_tol * span)

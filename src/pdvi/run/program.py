@@ -75,11 +75,11 @@ def history_of(rows: TraceRows, steps_per_epoch: int, stride: int) -> History:
     """Return the newest rows of the trace, as many as the stopping rule looks at."""
     room = 1 << (2 * -(-steps_per_epoch // stride)).bit_length()
     real = np.dtype(jnp.result_type(float))
-    step, has_event, objective = np.full(room, LONG_AGO, np.int32), np.ones(room, bool), np.zeros((room, 2), real)
+    counts, objective = np.tile(np.array([LONG_AGO, 1, 0], np.int32), (room, 1)), np.zeros((room, 2), real)
     newest = rows[-room:]
     for i, row in enumerate(newest, start=room - len(newest)):
-        step[i], has_event[i], objective[i] = row["step"], bool(row["event"]), as_pair(row["objective"], real)
-    return History(step, objective, has_event)
+        counts[i, :2], objective[i] = (row["step"], bool(row["event"])), as_pair(row["objective"], real)
+    return History(counts, objective)
 
 
 def watch_of(safeguard: Safeguard, steps_per_epoch: int) -> Watch:
@@ -88,9 +88,7 @@ def watch_of(safeguard: Safeguard, steps_per_epoch: int) -> Watch:
     return Watch(
         np.asarray(safeguard.streak, np.int32),
         np.asarray(round(safeguard.good_epoch * steps_per_epoch), np.int32),
-        as_pair(safeguard.first, real),
-        as_pair(safeguard.best, real),
-        as_pair(safeguard.previous, real),
+        np.stack([as_pair(value, real) for value in (safeguard.first, safeguard.best, safeguard.previous)]),
     )
 
 
