@@ -20,20 +20,20 @@ def tissue():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(exploration=0), pdvi.MemoizedVB()])
+@pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(scale=0.3, exploration=0), pdvi.MemoizedVB()])
 def test_a_fit_a_restart_and_a_trial_are_one_run(x64, tissue, solver):
     """Six epochs, with stages in between, from the model's own start."""
     alone = pdvi.fit(tissue, solver, max_epochs=6, tol=0, **SETTINGS)
     start = tissue.model.init_global(None)
     restarts = best_of(tissue, solver, [start, start], epochs=6, **SETTINGS)
-    np.testing.assert_allclose(restarts.objectives, alone.objective, rtol=1e-12)
+    np.testing.assert_allclose(restarts.objectives, alone.objective, rtol=1e-11)
     if isinstance(solver, pdvi.P2DVI):
         space = {"scale": [0.3]}
         tuned = [
             pdvi.tune(tissue, solver, space, trials=1, max_epochs=6, vectorise=vectorise, **SETTINGS).objective
             for vectorise in (True, False)
         ]
-        np.testing.assert_allclose(tuned, alone.objective, rtol=1e-12)
+        np.testing.assert_allclose(tuned, alone.objective, rtol=1e-11)
 
 
 @pytest.mark.parametrize(
