@@ -98,6 +98,27 @@ def test_a_run_from_given_local_variables_is_resumed_as_one():
         np.testing.assert_array_equal(resumed.state[name], array)
 
 
+class InterruptedInWarmup(pdvi.Memory):
+    """Interrupted when the first steps of the warm-up are made."""
+
+    def run_to_stop(self, solver, *arguments):
+        if solver.is_warmup:
+            raise KeyboardInterrupt
+        return super().run_to_stop(solver, *arguments)
+
+
+def test_a_run_interrupted_as_the_warmup_starts_goes_on_to_the_same_bits():
+    tissue, settings = tissue_problem(320, 16, poor=True), {"batch_size": 1, "tol": 0, "max_epochs": 7}
+    each = {"callbacks": [lambda progress: None]}
+    ended = pdvi.fit(tissue, pdvi.P2DVI(), executor=InterruptedInWarmup(), **each, **settings)
+    assert ended.status is pdvi.Status.INTERRUPTED
+    assert ended.trace["epoch"].tolist() == [0, 1, 2]
+    assert not ended.trace["event"].any()
+    resumed, whole = (pdvi.fit(tissue, pdvi.P2DVI(), **start, **settings) for start in ({"start": ended}, {}))
+    np.testing.assert_array_equal(resumed.trace["objective"], whole.trace["objective"])
+    assert resumed.trace["event"].tolist()[3:6] == 3 * ["exploring"]
+
+
 def test_local_variables_alone_are_a_start():
     tissue = tissue_problem(160, 4)
     local = pdvi.fit(tissue, pdvi.CAVI(), max_epochs=3, tol=0).local_params

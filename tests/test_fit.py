@@ -151,6 +151,15 @@ def test_a_budget_of_seconds_is_kept():
     assert result.trace["seconds"].iloc[-1] >= 1.0 > result.trace["seconds"].iloc[-2]
 
 
+def test_a_budget_of_seconds_is_kept_by_the_compiled_program():
+    began = time.monotonic()
+    result = fit(max_epochs=1e8, max_seconds=0.5)
+    assert result.status is Status.MAX_SECONDS
+    assert result.trace["seconds"].iloc[-1] >= 0.5
+    assert time.monotonic() - began < 20  # compilation, evaluation, and a call that is at most as long as what is left
+    assert len(result.trace) > 64
+
+
 def test_a_small_change_twice_in_a_row_ends_the_run():
     result = fit(max_epochs=200, tol=1e-3)
     assert result.converged

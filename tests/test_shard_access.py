@@ -7,6 +7,7 @@ import pytest
 
 import pdvi
 from models_for_tests import begun, tissue_problem
+from pdvi._base.compiled import quickly_compiled
 from pdvi.core.executor import HostShards, measure
 from pdvi.core.shards import After
 from pdvi.executors.steps import NOTES, TracedShards, precise_sum
@@ -101,7 +102,8 @@ def test_what_is_for_the_host_is_left_to_it(run):
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 10_007])
 def test_a_sum_has_twice_the_digits(size):
     x = np.random.default_rng(size).lognormal(0, 3, size).astype(np.float32)
-    high, low = (np.asarray(part, float) for part in jax.jit(precise_sum)(x))
-    assert high + low == pytest.approx(x.astype(float).sum(), rel=1e-12)
+    for options in ({}, quickly_compiled()):
+        high, low = (np.asarray(part, float) for part in jax.jit(precise_sum, **options)(x))
+        assert high + low == pytest.approx(x.astype(float).sum(), rel=1e-12)
     infinite = jax.jit(precise_sum)(np.array([1.0, np.inf, 2.0], np.float32))
     assert [float(part) for part in infinite] == [np.inf, 0.0]

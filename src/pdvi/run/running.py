@@ -91,6 +91,7 @@ class Run:
         self.compiled = False  # and has made steps
         self.row_seconds: float | None = None  # of a log point in its last call, evaluation included
         self.evaluation_seconds: float | None = None
+        self.uncounted = 0.0  # seconds of calls that made no steps
         self.failed = False
         self.bound = float(problem.model.lower_bound()) if offers(problem.model, Bounded) else -np.inf
         self.safeguard = Safeguard()
@@ -220,8 +221,10 @@ class Run:
         if n_rows and self.step > first_step:
             self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
             self.compiled = True
-        if n_rows:
             seconds = max(0.1 * seconds, seconds - n_rows * self._evaluation_seconds(seconds / n_rows))
+        seconds, self.uncounted = seconds + self.uncounted, 0.0
+        if self.step == first_step:  # compiled, and no step made: counted with the first
+            seconds, self.uncounted = 0.0, seconds
         self._add_rows(end, solver, pending, first_step, seconds)
         self.seconds += seconds
         if end.needs_host:
@@ -334,7 +337,7 @@ class Run:
     def rewind(self) -> None:
         """Go back to the last log point: the trace and the state must tell the same."""
         self.state, self.step, self.seconds, n_rows = self.logged
-        self.rows = self.rows[:n_rows]
+        self.rows, self.segment, self.hook_done = self.rows[:n_rows], None, False
         self.executor.interrupted()
         with contextlib.suppress(NoShards):  # who had them was interrupted too: the globals are there all the same
             if self.executor.remote:
@@ -373,6 +376,7 @@ class Run:
             self.good = self.good._replace(server=careful)
             action += f", penalty x{Safeguard.factor:g}"
         self.state = self.good = self._at(self.good)
+        self.segment, self.hook_done = None, False  # that of the state gone back to begins anew
         self.log(f"{trouble}: {action}")
         self.safeguard = Safeguard()
         self.safeguard.judge(epoch, self.rows[-1]["objective"])
