@@ -135,7 +135,7 @@ def sorted_mixture(seed, solver, epochs, n=100_000, bias=0.95, start="k-means"):
     arrived = " / ".join(f"{found.min():g}" if len(found) else "-" for found in near)
     gaps = [found.objective - best for found in (result, shuffled)]
     ends = " / ".join("same" if abs(gap) <= slack else "lower" if gap < 0 else "HIGHER" for gap in gaps)
-    passes = str(int(result.trace["event"].str.contains("one pass first").sum()))
+    passes = str(int(result.trace["event"].str.contains("consensus initialization").sum()))
     return [*(f"{gap:.3g}" for gap in gaps), passes, arrived, result.status.name, ends, f"{seconds:.1f}"], result
 
 
