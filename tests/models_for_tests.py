@@ -1,14 +1,19 @@
 """Small models written the way a user would: plain classes, nothing inherited; and a small tissue."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse as sp
 
 import pdvi
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.mixtures.sharded_graph import pad_halo
+from pdvi.models import HierarchicalPottsModel, MixtureModel, PottsMixtureModel
 from pdvi.run.running import Run
+from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import along_space, layout, median_cuts
 from pdvi.solvers.primal_dual.algorithm import Server
 
@@ -50,7 +55,7 @@ def tissue_problem(n_spots=1_200, n_patches=6, poor=False):
     settings = empirical_bayes(tissue.X, 4)
     if poor:
         settings = settings._replace(means=tissue.X[:4])
-    return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3)
+    return potts_mixture_problem(tissue.X, graph, settings, where, beta=0.3, damping=0.0)  # weak edges: F cannot rise
 
 
 class Samples(NamedTuple):
@@ -72,9 +77,9 @@ def two_samples(n_spots, shift=2.0):
     sample = np.arange(n_spots) % 2
     ends = np.array([[0.25, 0.5, 0.75], [0.15, 0.55, 0.9]])[sample]
     truth = (coordinates[:, :1] > ends).sum(1)
-    centres = np.array([[0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 1, 2.0]])
+    centers = np.array([[0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 1, 2.0]])
     moved = shift * np.array([1.0, -0.5, 0.3])
-    X = centres[truth] + 0.5 * rng.standard_normal((n_spots, 3)) + np.outer(sample, moved)
+    X = centers[truth] + 0.5 * rng.standard_normal((n_spots, 3)) + np.outer(sample, moved)
     mean = np.stack([X[sample == s].mean(0) for s in (0, 1)])
     coordinates = coordinates + 3 * np.column_stack([sample, 0 * sample])
     graph = pdvi.graphs.weights(pdvi.graphs.nearest(coordinates, 6), X - mean[sample])
@@ -120,18 +125,90 @@ def largest_difference(a, b):
     return max(np.abs(x - y).max() / max(np.abs(x).max(), 1e-300) for x, y in zip(numbers(a), numbers(b)))
 
 
-def free_problem(n_shards=4, n_rows=30, dim=2, n_components=3, seed=0):
-    """A mixture whose components have covariances of their own; rows have weights, some none."""
+def learned_mixture(covariance, *, n_rows=60, n_shards=4, samples=False, graph=False, precision=True, passes=1, seed=0):
+    """A mixture of three clouds whose precision and weights are blocks; without a graph rows have weights, some 0."""
     rng = np.random.default_rng(seed)
-    factors = rng.normal(size=(n_components, dim, dim))
-    weight = rng.uniform(0.2, 2, size=(n_shards, n_rows)) * (rng.random((n_shards, n_rows)) < 0.9)
-    model = pdvi.models.FreeMixtureModel(
-        start=rng.normal(size=(n_components, dim)),
-        prior_mean=rng.normal(size=dim),
-        prior_variance=rng.uniform(0.5, 2, size=dim),
-        precision=factors @ factors.transpose(0, 2, 1) + np.eye(dim),
-        log_weights=np.log(rng.dirichlet(np.ones(n_components))),
-        n_rows=np.asarray(weight.sum()),
+    k, d = 3, 2
+    X = np.array([[0, 0], [4, 0], [0, 4]])[rng.integers(k, size=n_rows)] + rng.normal(size=(n_rows, d))
+    weight = np.ones(n_rows) if graph else rng.uniform(0.2, 2, n_rows) * (rng.random(n_rows) < 0.9)
+    learned = {"precision": precision, "passes": passes}
+    model = mixture_of(X, covariance, k, weight.sum(), samples=samples, graph=graph, rng=rng, **learned)
+    return sharded(model, X, n_shards, weight=weight, sample=np.arange(n_rows) % 2 if samples else None, graph=graph)
+
+
+def mixture_of(X, covariance, k, n_rows, *, samples=False, graph=False, precision=True, weights=True, passes=1, rng):
+    """A mixture that begins at the first rows, with a precision of any kind and priors that show."""
+    d = X.shape[1]
+    first = {
+        "diagonal": rng.uniform(0.5, 1.5, d),
+        "tied": np.eye(d),
+        "diag": rng.uniform(0.5, 1.5, (k, d)),
+        "spherical": rng.uniform(0.5, 1.5, k),
+        "full": np.broadcast_to(np.eye(d), (k, d, d)),
+    }
+    matrix, full = covariance in ("tied", "full"), covariance == "full"
+    values = {
+        "start": np.zeros((k, d)) if full else X[:k],
+        "prior_mean": rng.normal(size=d),
+        "prior_variance": np.full(d, 3.0) if matrix else rng.uniform(2, 4, d),
+        "precision": first[covariance],
+        "log_weight": np.log(rng.dirichlet(np.full(k, 5.0))),
+        "n_rows": n_rows,
+        "log_scale": 0.2,
+        "temperature": 1.0,
+        "damping": 0.3,
+        "offset_variance": np.array([1.5, 2.0]) if samples else None,
+        "frame_mean": X[:k] if full else None,
+        "frame": np.eye(d) + 0.2 * rng.normal(size=(k, d, d)) if full else None,
+    }
+    dtype = np.dtype(jnp.result_type(float))
+    arrays = {name: None if value is None else jnp.asarray(value, dtype) for name, value in values.items()}
+    learned = {"learn_precision": precision, "learn_weight": weights, "passes": passes}
+    return (PottsMixtureModel if graph else MixtureModel)(**arrays, covariance=covariance, **learned)
+
+
+def sharded(model, X, n_shards, *, weight=None, sample=None, graph=False):
+    """The problem of a mixture, or of a hierarchical one, on a ring if there is a graph; the last shard is padded."""
+    n_rows = len(X)
+    where = cut(n_rows, n_shards)
+    weight = np.ones(n_rows) if weight is None else weight
+    x, mask = where.shard(X), where.shard(weight) * where.mask
+    shards = {"x": x, "mask": mask, "fraction": mask.sum(1) / weight.sum()}
+    if model.covariance in ("diagonal", "tied"):
+        shards["square"] = np.einsum("bnd,bn,bne->bde" if model.covariance == "tied" else "bnd,bn,bnd->bd", x, mask, x)
+    if sample is not None:
+        shards["sample"] = where.shard(sample).astype(np.int32)
+    if not graph:
+        return pdvi.Problem(model, shards)
+    tables = list(neighbour_tables(ring(n_rows), where))
+    shards |= {name: np.stack([getattr(table, name) for table in tables]) for name in ("table", "weight")}
+    return pdvi.Problem(model, shards, halo=pad_halo([table.halo for table in tables], bucketed=False))
+
+
+def cut(n_rows, n_shards):
+    """Rows in equal pieces, but for the last."""
+    return layout(np.arange(n_rows) // -(-n_rows // n_shards))
+
+
+def ring(n_rows, weight=0.5):
+    """A graph in which every row has two neighbors."""
+    one_way = sp.csr_array((np.full(n_rows, weight), (np.arange(n_rows), (np.arange(n_rows) + 1) % n_rows)))
+    return sp.csr_array(one_way + one_way.T)
+
+
+def hierarchical_problem(n_rows=60, n_shards=4, *, covariance="tied", precision=True, weights=True, passes=1):
+    """Two domains of three types on a ring, everything a block."""
+    rng = np.random.default_rng(1)
+    n_domains, n_types = 2, 3
+    kind = np.where(np.arange(n_rows) < n_rows // 2, rng.integers(0, 2, n_rows), rng.integers(1, 3, n_rows))
+    X = np.array([[0, 0], [4, 0], [0, 4]])[kind] + rng.normal(size=(n_rows, 2))
+    types = mixture_of(
+        X, covariance, n_types, float(n_rows), weights=False, precision=precision, passes=passes, rng=rng
     )
-    x = rng.normal(size=(n_shards, n_rows, dim))
-    return pdvi.Problem(model, {"x": x, "mask": weight, "fraction": weight.sum(1) / weight.sum()})
+    types = dataclasses.replace(types, log_weight=jnp.zeros(n_types))  # the compositions have the weights
+    concentration, prior = rng.uniform(0.5, 9, (n_domains, n_types)), np.array([0.7, 1.0, 1.3])
+    log_weight = np.log([0.4, 0.6])
+    dtype = np.dtype(jnp.result_type(float))
+    arrays = (jnp.asarray(value, dtype) for value in (concentration, prior, log_weight))
+    model = HierarchicalPottsModel(types, *arrays, learn_weight=weights)
+    return sharded(model, X, n_shards, graph=True)

@@ -1,18 +1,13 @@
 """Programs that are compiled the quicker way: which ones, to which numbers, and where XLA does not know it."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import pdvi
 from pdvi._base.compiled import quickly_compiled
 from pdvi.executors import steps
-from pdvi.mixtures import RECIPE, damping_of_patches, safe_damping
 from pdvi.models.smooth import Quartic
-from pdvi.shards.partition import consecutive, layout
 
 
 def loss_of_first(problem, lam):
@@ -63,11 +58,3 @@ def test_where_xla_does_not_know_it_all_is_compiled_as_usual(monkeypatch):
 
     monkeypatch.setattr(jax, "jit", refused)
     assert quickly_compiled.__wrapped__() == {}
-
-
-def test_the_patch_with_the_heaviest_rows_decides_the_damping():
-    chain = sp.diags_array([np.ones(799), np.ones(799)], offsets=[-1, 1], shape=(800, 800)).tolil()
-    chain[500, 501] = chain[501, 500] = 9.0
-    graph, where = sp.csr_array(chain), layout(consecutive(800, 8))
-    one = replace(RECIPE, damping_rows=10, damping_patches=1)
-    assert damping_of_patches(graph, where, recipe=one) >= safe_damping(graph, spare=1.0)

@@ -22,13 +22,16 @@ from pdvi._anndata.blocks import Blocks, Part
 from pdvi._base.stages import Stages
 from pdvi._base.work_dir import WorkDir
 from pdvi.cli.app import main
-from pdvi.mixtures.pipeline import fit_rows
-from pdvi.mixtures.stored import fit_stored
-from pdvi.mixtures.task import Place, Rows, Start, Task
+from pdvi.mixtures import Config
+from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
+from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp import blocked
 from pdvi.pp.normalise import expression_of
 from pdvi.pp.spatial_components import neighbour_mean
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+from pdvi.spatial import streaming
+from pdvi.spatial.streaming import Storage, fit_from_store
 
 counts = importlib.import_module("pdvi.datasets.tissue.counts")  # a function of the package has the same name
 QUIET = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -49,11 +52,11 @@ def run(*arguments):
     return done.value.code
 
 
-# ------------------------------------------------------------------------------------------------------- neighbours
+# -------------------------------------------------------------------------------------------------------- neighbors
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(2, 50), (2, 7), (3, 60), (2, 10_000)])
-def test_neighbours_by_tiles_are_those_of_one_tree(dim, tile):
+def test_neighbors_by_tiles_are_those_of_one_tree(dim, tile):
     rng = np.random.default_rng(dim)
     coordinates = rng.standard_t(2, (900, dim))  # dense in the middle, far apart outside
     samples = (rng.random(900) < 0.3).astype(int)
@@ -67,7 +70,7 @@ def test_neighbours_by_tiles_are_those_of_one_tree(dim, tile):
         np.testing.assert_array_equal(table[rows], rows[index])
 
 
-def test_duplicates_and_small_samples_have_the_neighbours_they_can_have():
+def test_duplicates_and_small_samples_have_the_neighbors_they_can_have():
     coordinates = np.zeros((7, 2))
     coordinates[5:] = [[3.0, 0.0], [4.0, 0.0]]
     samples = np.array([0, 0, 0, 0, 0, 1, 1])
@@ -160,22 +163,43 @@ def test_domains_of_a_slide_on_disk_are_those_in_memory(slide, how):
     assert {"genes", "loadings", "target"} <= set(on_disk.uns["X_spatial"])
 
 
-@QUIET
-def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path):
+@pytest.mark.parametrize("sampled", [False, True])
+def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path, monkeypatch, sampled):
+    monkeypatch.setattr(streaming, "SHARD_ROWS", 250)  # ten shards
     rng = np.random.default_rng(0)
     places = rng.random((2_500, 2))
     truth = (places > 0.5) @ [1, 2]
     X = (rng.standard_normal((4, 6)) * 2)[truth] + rng.standard_normal((2_500, 6)) @ rng.standard_normal((6, 6))
-    rows = Rows(X.astype(np.float32), pdvi.graphs.nearest(places, 8, mutual=False), places)
-    task = Task(4, covariance="tied", learn_weights=True, beta=0.3, random_state=0)
+    sample = (places[:, 0] + places[:, 1] > 1).astype(int) if sampled else None
+    X = about_mean(X + (0 if sample is None else 2.0 * sample[:, None]), sample).astype(np.float32)
+    graph = pdvi.graphs.nearest(places, 8, mutual=False).astype(float)
     known = np.eye(4, dtype=np.float32)[np.where(rng.random(2_500) < 0.15, 0, truth)]
-    whole = fit_rows(rows, task, Start(known))
-    assert adjusted_rand_score(whole.probabilities.argmax(1), truth) > 0.9
-    place = Place(pdvi.Disk(), WorkDir(tmp_path), 1_000)
-    stored = fit_stored(rows, pdvi.mixtures.task.replace(task, place=place), Start(known))
-    assert adjusted_rand_score(whole.probabilities.argmax(1), stored.probabilities.argmax(1)) > 0.98
-    assert stored.result.objective == pytest.approx(whole.result.objective, rel=0.02)
+    whole = fit_mixture(X, ShardedGraph(2_500, graph, places, n_shards=4, beta=0.3, sample=sample), known, FitOptions())
+    storage = Storage(pdvi.Disk(), WorkDir(tmp_path), 1_000)
+    stored = fit_from_store(X, graph, places, sample, known, FitOptions(), beta=0.3, storage=storage)
+    assert stored.result.converged
+    assert len(stored.result.local_params) == 10
+    assert adjusted_rand_score(whole.labels, truth) > (0.8 if sampled else 0.9)
+    assert adjusted_rand_score(whole.labels, stored.labels) > 0.97
+    assert stored.objective == pytest.approx(whole.objective, rel=0.01)
+    assert stored.probabilities.shape == (2_500, 4)
     assert not list(tmp_path.glob("*.store"))  # it is gone
+
+
+@QUIET
+def test_a_slide_fitted_from_a_store_has_the_labels_of_one_in_memory(slide, tmp_path):
+    path, adata = slide
+    config = Config(group_above=500, group_size=4)
+    found = []
+    for executor in (None, pdvi.Disk()):
+        on_disk = ad.read_h5ad(path, backed="r")
+        pdvi.tl.domains(on_disk, 4, views=2, config=config, executor=executor, stages=tmp_path / str(executor is None))
+        found.append(np.asarray(on_disk.obs["domain"].to_numpy()).astype(str))
+        assert on_disk.uns["domain"]["status"].startswith("CONVERGED")
+        assert len(on_disk.obs["domain_certainty"]) == adata.n_obs
+    assert adjusted_rand_score(*found) > 0.97
+    in_memory = pdvi.tl.domains(adata, 4, views=2, config=config, copy=True)
+    assert adjusted_rand_score(found[0], in_memory.obs["domain"]) > 0.95
 
 
 # ------------------------------------------------------------------------------------------------------------ stages

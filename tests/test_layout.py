@@ -27,6 +27,7 @@ ORDER = [
     ["pdvi.run"],
     ["pdvi.bridge"],
     ["pdvi.mixtures"],
+    ["pdvi.spatial"],
     ["pdvi.estimators"],
     ["pdvi.graphs", "pdvi.metrics", "pdvi.theory"],
     ["pdvi._anndata"],

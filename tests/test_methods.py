@@ -120,7 +120,7 @@ def test_cavi_ends_where_scikit_learn_ends(x64):
     start = (reference.means_ + 0.2 * rng.standard_normal((K, D))) @ whiten
     problem, where = mixture_problem(X @ whiten, start, np.ones(D))
     weights = jnp.log(reference.weights_ * np.exp(0.5 * D / mass))
-    problem = eqx.tree_at(lambda p: p.model.log_weights, problem, weights)
+    problem = eqx.tree_at(lambda p: p.model.log_weight, problem, weights)
     result = pdvi.fit(problem, pdvi.CAVI(), max_epochs=5000, tol=0, grad_tol=1e-12, log_every=500)
     np.testing.assert_allclose(result.global_params["mean"], reference.means_ @ whiten, atol=1e-5)
     np.testing.assert_allclose(where.unshard(result.local_params), responsibilities, atol=1e-5)

@@ -1,17 +1,12 @@
 """Mixtures on a graph as estimators: the two-level mixture, and what both say of rows that they have not seen."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.special import softmax
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures.build import coupled
-from pdvi.mixtures.fixed import settled
-from pdvi.mixtures.recipe import RECIPE
-from pdvi.shards.partition import consecutive, layout
+from pdvi.mixtures.label_propagation import propagate_labels
 
 TISSUE = pdvi.datasets.two_level_tissue(2_500, n_domains=4, n_types=6, separation=3.0, patchiness=6, seed=0)
 PLACES = {"coordinates": TISSUE.coordinates}
@@ -39,8 +34,8 @@ def test_domains_types_and_compositions_are_found(two_levels):
     np.testing.assert_allclose(two_levels.compositions_, expected, atol=0.05)
     np.testing.assert_allclose(two_levels.compositions_.sum(1), 1)
     np.testing.assert_allclose(two_levels.weights_, np.bincount(two_levels.types_) / len(TISSUE.X), atol=0.02)
-    centres = np.stack([TISSUE.X[TISSUE.types == t].mean(0) for t in type_])
-    np.testing.assert_allclose(two_levels.means_, centres, atol=0.2)
+    centers = np.stack([TISSUE.X[TISSUE.types == t].mean(0) for t in type_])
+    np.testing.assert_allclose(two_levels.means_, centers, atol=0.2)
     np.testing.assert_allclose(two_levels.covariances_, np.eye(10), atol=0.15)
 
 
@@ -51,12 +46,12 @@ def test_units_change_nothing_but_the_units(two_levels):
     assert scaled.elbo_ == pytest.approx(two_levels.elbo_ - TISSUE.X.size * np.log(1e6), abs=50)
 
 
-def test_many_shards_find_what_one_program_finds(two_levels):
-    large = pdvi.TwoLevelMixture(4, n_types=6, random_state=0, recipe=replace(RECIPE, one_program_rows=100))
-    large.fit(TISSUE.X, **PLACES)
-    assert len(large.result_.local_params["domain"]) > 1
-    assert metrics.ari(large.labels_, two_levels.labels_) > 0.95
-    assert large.elbo_ == pytest.approx(two_levels.elbo_, rel=1e-3)
+@pytest.mark.parametrize("n_patches", [1, 20])
+def test_other_patches_find_the_same(two_levels, n_patches):
+    other = pdvi.TwoLevelMixture(4, n_types=6, random_state=0, n_patches=n_patches).fit(TISSUE.X, **PLACES)
+    assert len(other.result_.local_params["domain"]) == n_patches
+    assert metrics.ari(other.labels_, two_levels.labels_) > 0.95
+    assert other.elbo_ == pytest.approx(two_levels.elbo_, rel=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -65,8 +60,7 @@ def test_probabilities_of_a_fixed_mixture_satisfy_their_equation(beta, temperatu
     rng = np.random.default_rng(0)
     graph = graphs.nearest(rng.normal(size=(60, 2)), 5)
     logits = 2 * rng.normal(size=(60, 3))
-    coupling = coupled(graph, layout(consecutive(60, 1)), beta=beta, temperature=temperature)
-    found = settled(lambda phi: logits, coupling, (60, 3))
+    found = propagate_labels(lambda phi: logits, graph, (60, 3), beta=beta, temperature=temperature)
     np.testing.assert_allclose(
         found, softmax((logits + beta * graph.toarray() @ found) / temperature, axis=1), atol=1e-4
     )
@@ -79,7 +73,7 @@ def test_the_rows_of_the_fit_keep_their_labels(name):
 
 
 def test_another_tissue_gets_the_domains_of_this_one():
-    """The upper half is fitted, the lower one labelled."""
+    """The upper half is fitted, the lower one labeled."""
     upper = TISSUE.coordinates[:, 0] < 25
     mixture = MIXTURES["two levels"].fit(TISSUE.X[upper], coordinates=TISSUE.coordinates[upper])
     assert (
@@ -89,7 +83,7 @@ def test_another_tissue_gets_the_domains_of_this_one():
 
 
 @pytest.mark.parametrize("mixture", [pdvi.PottsMixture(2), pdvi.TwoLevelMixture(2, n_types=2)])
-def test_a_row_that_says_nothing_of_itself_follows_its_neighbours(mixture):
+def test_a_row_that_says_nothing_of_itself_follows_its_neighbors(mixture):
     rng = np.random.default_rng(0)
     places = np.stack(np.meshgrid(np.arange(20.0), np.arange(20.0)), -1).reshape(-1, 2)
     right = places[:, 0] >= 10
@@ -105,7 +99,7 @@ def test_a_row_that_says_nothing_of_itself_follows_its_neighbours(mixture):
 @pytest.mark.parametrize(
     "mixture", [pdvi.PottsMixture(4, n_patches=9), pdvi.TwoLevelMixture(4, n_types=6, n_patches=9)]
 )
-def test_few_rows_are_labelled_by_a_mixture_of_many_patches(mixture):
+def test_few_rows_are_labeled_by_a_mixture_of_many_patches(mixture):
     mixture.set_params(random_state=0).fit(TISSUE.X, **PLACES)
     for rows in (slice(0, 1), slice(0, 3)):
         found = mixture.predict_proba(TISSUE.X[rows], coordinates=TISSUE.coordinates[rows])

@@ -1,4 +1,4 @@
-"""Plots: what is drawn where, in which colours, and what stays as it was."""
+"""Plots: what is drawn where, in which colors, and what stays as it was."""
 
 import subprocess
 import sys
@@ -195,7 +195,7 @@ def test_the_axes_point_as_scanpys_do(with_image):
     assert not theirs.xaxis_inverted()
 
 
-def test_colours_stay_with_domains():
+def test_colors_stay_with_domains():
     adata = slide(n_domains=3)
     adata.uns["domain"] |= {"elbo": 0.0, "params": {}}
     adata.uns["domain_colors"] = ["#111111", "#222222", "#333333"]
@@ -211,7 +211,7 @@ def test_colours_stay_with_domains():
     assert colors.kept_colors(adata, "domain", again) == pdvi.pl.palette(3)
 
 
-def test_given_colours_and_axes_are_used():
+def test_given_colors_and_axes_are_used():
     adata = slide()
     adata.uns["domain_colors"] = np.array(["#ff0000", "#00ff00", "#0000ff"])
     figure, mine = plt.subplots()
@@ -227,7 +227,7 @@ def test_an_embedding_points_upwards():
         assert not pdvi.pl.domains(slide(), basis=basis).yaxis_inverted()
 
 
-def test_missing_labels_are_grey_and_text_will_do():
+def test_missing_labels_are_gray_and_text_will_do():
     adata = slide()
     adata.obs["mine"] = adata.obs["domain"].astype(object)
     adata.obs.loc[adata.obs_names[:5], "mine"] = None
@@ -296,7 +296,7 @@ def test_probabilities_are_small_multiples(monkeypatch):
         pdvi.pl.probabilities(adata, domains=["9"])
 
 
-def test_entropy_has_a_colour_bar(monkeypatch):
+def test_entropy_has_a_color_bar(monkeypatch):
     adata = slide()
     ax = pdvi.pl.entropy(adata)
     drawn(ax)
@@ -393,7 +393,7 @@ VISION = {
 
 
 def lab(rgb, vision):
-    """CIELAB of sRGB colours as someone with this vision sees them."""
+    """CIELAB of sRGB colors as someone with this vision sees them."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     linear = np.clip(linear @ vision.T, 0, 1)
     to_xyz = np.array(
@@ -405,7 +405,7 @@ def lab(rgb, vision):
 
 
 @pytest.mark.parametrize("who", VISION)
-def test_all_colours_are_told_apart(who):
+def test_all_colors_are_told_apart(who):
     matrix, least = VISION[who]
     colors = to_rgba_array([*pdvi.pl.palette(32), "#FFFFFF"])[:, :3]
     points = lab(colors, matrix)

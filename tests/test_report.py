@@ -40,7 +40,7 @@ def with_counts(adata, n_genes=12, seed=0):
 def adata():
     adata = with_counts(slide(n_domains=4))
     adata.uns["domain_colors"] = pdvi.pl.palette(4)
-    adata.uns["domain"] |= {"elbo": -1234.5, "params": {"n_domains": 4, "sample_key": "", "recipe": {"rounds": 20}}}
+    adata.uns["domain"] |= {"elbo": -1234.5, "params": {"n_domains": 4, "sample_key": "", "config": {"max_epochs": 20}}}
     return adata
 
 
@@ -74,7 +74,7 @@ def test_a_report_holds_everything(adata, tmp_path):
         assert section(text, name), name
     assert section(text, "views") is None
     assert section(text, "composition") is None
-    assert re.search(r"<details>.*recipe.*<td>rounds</td><td>20</td>.*</details>", text, re.DOTALL)
+    assert re.search(r"<details>.*config.*<td>max_epochs</td><td>20</td>.*</details>", text, re.DOTALL)
     assert "pdvi.tl.domains(adata, 4)" in section(text, "fit")
     assert "Preconditioned Primal-Dual" in section(text, "cite")
 
@@ -180,8 +180,8 @@ def test_views_types_and_samples_are_shown_where_they_are(adata):
     assert section(report.page(adata), "composition").count('title="a: 75.0 %"') == 4
 
 
-def test_neighbours_are_counted(adata):
-    """A chain of spots 1 1 2 2: each has a neighbour of its own domain, and those in the middle one of the other."""
+def test_neighbors_are_counted(adata):
+    """A chain of spots 1 1 2 2: each has a neighbor of its own domain, and those in the middle one of the other."""
     adata = adata[:4].copy()
     adata.obs["domain"] = pd.Categorical(["1", "1", "2", "2"])
     adata.obsp["potts_weights"] = sp.csr_matrix(np.eye(4, k=1) + np.eye(4, k=-1))
@@ -246,7 +246,7 @@ def test_a_million_spots_stay_below_fifteen_megabytes():
 
 
 def test_the_call_is_python():
-    params = {"n_domains": np.int64(7), "beta": 1.0, "sample_key": "", "seed": 0, "recipe": {"x": 1}}
+    params = {"n_domains": np.int64(7), "beta": 1.0, "sample_key": "", "seed": 0, "config": {"x": 1}}
     assert call(params, "layers") == "pdvi.tl.domains(adata, 7, beta=1.0, seed=0, key_added='layers')"
 
 

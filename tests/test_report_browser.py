@@ -144,7 +144,7 @@ def hover(browser, place):
     return browser.find_element(By.ID, "tip").text
 
 
-def test_every_domain_is_seen_in_its_colour(opened):
+def test_every_domain_is_seen_in_its_color(opened):
     seen, _ = counts(opened)
     assert min(seen) > 500
     assert max(seen) < 2 * min(seen)  # stripes of the same width
@@ -175,7 +175,7 @@ def test_a_domain_is_switched_off_and_on(opened):
     assert counts(opened)[0] == before
 
 
-def test_a_gene_is_a_colour(opened):
+def test_a_gene_is_a_color(opened):
     Select(opened.find_element(By.ID, "colour")).select_by_visible_text("Gene2")
     assert sum(counts(opened)[0]) == 0
     assert opened.find_element(By.ID, "ramp").is_displayed()

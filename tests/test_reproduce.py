@@ -60,7 +60,7 @@ def toy(make=None, methods=("PD-VI", "CV"), **options):
 # -------------------------------------------------------------------------------------------- methods, figures
 
 
-def test_every_method_has_a_look_of_its_own_also_in_grey():
+def test_every_method_has_a_look_of_its_own_also_in_gray():
     assert len({method.color for method in METHODS}) == len(METHODS)
     assert len({method.marker for method in METHODS}) == len(METHODS)
     assert len({method.key for method in METHODS}) == len(METHODS)
@@ -300,7 +300,7 @@ def test_the_quadratic_measures_rates(tmp_path):
 
 
 def mosta(path, *, layer=True, annotated=True):
-    """A small slide of the shape of a MOSTA file: normalised X, raw counts in a layer (or in X), annotated spots."""
+    """A small slide of the shape of a MOSTA file: normalized X, raw counts in a layer (or in X), annotated spots."""
     adata = pdvi.datasets.tissue(300, n_genes=40, n_domains=4, seed=0)
     adata.obs["annotation"] = adata.obs.pop("truth").astype(str).astype("category")
     adata.obs.loc[adata.obs_names[:20], "annotation"] = np.nan
@@ -363,9 +363,8 @@ def test_the_published_preset_is_the_published_one():
     assert float(published.problem.model.temperature) == pytest.approx(1e-4)
     assert float(ours.problem.model.temperature) == 1
     estimated = pdvi.mixtures.empirical_bayes(toy_slide.X, 3, seed=0).noise_variance
-    np.testing.assert_allclose(
-        published.problem.model.noise_variance, 100 * estimated, rtol=1e-5
-    )  # ten times the scale
+    noise = 1 / np.asarray(published.problem.model.precision)
+    np.testing.assert_allclose(noise, 100 * estimated, rtol=1e-5)  # ten times the scale
     assert published.problem.halo is None
     assert ours.problem.halo is not None
     assert published.problem.n_shards <= 25
@@ -376,8 +375,8 @@ def test_the_published_preset_is_the_published_one():
 def test_the_window_lies_where_domains_meet():
     xy = np.stack(np.meshgrid(np.arange(30.0), np.arange(30.0)), -1).reshape(-1, 2)
     truth = np.where(xy[:, 0] < 25, 0, np.where(xy[:, 1] < 15, 1, 2)).astype(np.int16)
-    centre, side = maps.window(slide.Slide(xy, xy, truth))
-    inside = (np.abs(xy - centre) <= side / 2).all(1)
+    center, side = maps.window(slide.Slide(xy, xy, truth))
+    inside = (np.abs(xy - center) <= side / 2).all(1)
     assert set(truth[inside]) == {0, 1, 2}
 
 

@@ -146,7 +146,7 @@ def test_verbose_prints_the_course(capsys):
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("max_epochs", [1, 2, 7])
+@pytest.mark.parametrize("max_epochs", [1, 2, 3])
 def test_the_budget_holds_for_all_types(max_epochs):
     with pytest.warns(UserWarning, match="did not converge"):
         mixture = fitted(covariance_type="full", max_epochs=max_epochs)

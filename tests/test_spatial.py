@@ -12,8 +12,9 @@ import scipy.sparse as sp
 from scipy.stats import multivariate_normal
 
 import pdvi
-from pdvi.mixtures.candidates import log_density
-from pdvi.mixtures.task import Task
+from pdvi.mixtures import Config
+from pdvi.mixtures.fit_mixture import FitOptions
+from pdvi.spatial.n_domains import held_out_log_density
 from pdvi.tl.held_out import Halves
 
 
@@ -54,6 +55,26 @@ def test_domains_are_found_and_written(fitted):
     assert len(fitted.uns["domain_colors"]) == 4
     assert fitted.uns["domain"]["params"]["n_domains"] == 4
     assert {"epoch", "objective"} <= set(fitted.uns["domain"]["trace"])
+    assert fitted.uns["domain"]["status"].startswith("CONVERGED")
+
+
+def test_the_configuration_that_was_used_is_kept(fitted, tmp_path):
+    assert Config(**fitted.uns["domain"]["params"]["config"]) == Config()
+    adata = fitted.copy()
+    other = Config(max_epochs=50, n_types=5)
+    pdvi.tl.domains(adata, 4, views=2, config=other, key_added="other")
+    assert adata.uns["other"]["types"]["composition"].shape[1] <= 5
+    adata.write_h5ad(tmp_path / "out.h5ad")
+    assert Config(**ad.read_h5ad(tmp_path / "out.h5ad").uns["other"]["params"]["config"]) == other
+
+
+def test_large_slides_have_fewer_views():
+    config = Config()
+    assert [config.n_views(n) >= 5 for n in (500, 24_000, 24_001)] == [True, True, False]
+    assert config.n_views(40_000) == 3
+    assert config.n_views(config.group_above + 1) == 3  # of groups
+    assert config.n_views(10**8) == 1
+    assert [config.patches(n) for n in (2, 100, 10_000)] == [1, 3, 8]
 
 
 def test_nothing_else_in_adata_changes(fitted):
@@ -180,7 +201,8 @@ def test_one_half_of_the_spots_does_not_tell_of_the_other():
         np.testing.assert_array_equal(halves.fitted.obsm[key], again.fitted.obsm[key])
     assert (abs(halves.fitted.obsp["potts_weights"] - again.fitted.obsp["potts_weights"])).max() == 0
     # far away is far less likely
-    assert again.scores([2], Task(2)).mean[0] < halves.scores([2], Task(2)).mean[0] - 100
+    scores = [each.scores([2], FitOptions())[0][0] for each in (again, halves)]
+    assert scores[0] < scores[1] - 100
 
 
 def test_the_held_out_score_is_the_density_of_the_mixture(x64):
@@ -193,15 +215,15 @@ def test_the_held_out_score_is_the_density_of_the_mixture(x64):
     expected = sum(
         share * multivariate_normal(mean, covariance).pdf(rows) for share, mean in zip(phi.mean(0), means, strict=True)
     )
-    np.testing.assert_allclose(log_density(X, phi, rows), np.log(expected), rtol=1e-4)
+    np.testing.assert_allclose(held_out_log_density(X, phi, rows), np.log(expected), rtol=1e-4)
 
 
 def test_too_few_domains_lack_most_of_the_held_out_score():
     adata = layered(600, 40)
     pdvi.pp.prepare(adata, n_components=5)
-    scores = Halves(adata).scores([2, 4], Task(4, learn_weights=True))
-    assert scores.enough.tolist() == [False, True]  # four layers
-    assert scores.mean[1] > scores.mean[0]
+    mean, enough = Halves(adata).scores([2, 4], FitOptions())
+    assert enough.tolist() == [False, True]  # four layers
+    assert mean[1] > mean[0]
 
 
 @pytest.mark.slow
@@ -219,8 +241,8 @@ def test_a_plot_of_candidates_needs_candidates():
         pdvi.pl.n_domains(layered(100, 10))
 
 
-def test_prepared_components_are_the_recipe():
-    """Against the steps done by hand, dense."""
+def test_prepared_components_are_those_made_by_hand():
+    """Dense, step by step."""
     adata = layered(300, 40)
     pdvi.pp.prepare(adata, n_components=5)
     X = adata.X.toarray().astype(float)
@@ -254,7 +276,7 @@ def test_any_kind_of_matrix_will_do(kind, tmp_path):
         adata.file.close()
 
 
-def test_normalised_data_is_noticed():
+def test_normalized_data_is_noticed():
     adata = layered(200, 30)
     adata.X = np.log1p(adata.X.toarray() / 7)
     with pytest.warns(UserWarning, match="looks normalised already"):
@@ -428,12 +450,12 @@ def test_components_are_enough_where_the_counts_are_gone():
 def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
     adata = pdvi.datasets.tissue(600, n_genes=40, n_domains=3, n_samples=2)
     with pytest.warns(UserWarning, match="made what was missing"):
-        pdvi.tl.domains(adata, 3, refine=False)  # as if it were one slide
+        pdvi.tl.domains(adata, 3)  # as if it were one slide
     with pytest.warns(UserWarning, match=r"\d+ edges of 'potts_weights' joined samples; made anew for each sample: "):
-        pdvi.tl.domains(adata, 3, sample_key="sample", refine=False)
+        pdvi.tl.domains(adata, 3, sample_key="sample")
     edges, samples = adata.obsp["potts_weights"].tocoo(), adata.obs["sample"].to_numpy()
     assert (samples[edges.row] == samples[edges.col]).all()
-    pdvi.tl.domains(adata, 3, sample_key="sample", refine=False)  # nothing to be said
+    pdvi.tl.domains(adata, 3, sample_key="sample")  # nothing to be said
     other = adata.obsp["potts_weights"].tolil()
     other[0, -1] = other[-1, 0] = 1.0
     adata.obsp["mine"] = other.tocsr()
@@ -442,7 +464,7 @@ def test_a_graph_that_joins_samples_is_made_anew_and_it_is_said():
         pdvi.tl.domains(adata, 3, graph_key="mine", sample_key="sample")
 
 
-def test_colours_stay_with_domains_when_a_slide_is_fitted_again(fitted):
+def test_colors_stay_with_domains_when_a_slide_is_fitted_again(fitted):
     adata = fitted.copy()
     adata.uns["domain_colors"] = ["#111111", "#222222", "#333333", "#444444"]
     pdvi.tl.domains(adata, 4, seed=5, key_added="again")

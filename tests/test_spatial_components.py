@@ -110,20 +110,20 @@ def test_it_can_be_written(tmp_path):
 
 
 def test_differences_between_samples_are_no_component():
-    """A gene-wise factor on one sample is variation that neighbours share, and not what is looked for."""
+    """A gene-wise factor on one sample is variation that neighbors share, and not what is looked for."""
     adata = slide()
     second = (adata.obs["sample"] == "b").to_numpy()
     counts = adata.X.toarray()
     counts[second] *= np.random.default_rng(0).choice([1, 5], counts.shape[1])
     adata.X = sp.csr_matrix(counts)
     pdvi.pp.spatial_components(adata, n_components=3, sample_key="sample")
-    centres = [adata.obsm["X_spatial"][second == s].mean(0) for s in (False, True)]
-    np.testing.assert_allclose(centres, 0, atol=1e-3)
+    centers = [adata.obsm["X_spatial"][second == s].mean(0) for s in (False, True)]
+    np.testing.assert_allclose(centers, 0, atol=1e-3)
     pdvi.pp.spatial_components(adata, n_components=3)
     assert np.abs(adata.obsm["X_spatial"][second].mean(0)).max() > 0.1
 
 
-def test_neighbours_are_of_the_same_sample_and_never_the_spot_itself():
+def test_neighbors_are_of_the_same_sample_and_never_the_spot_itself():
     xy = np.array([[0.0, 0], [0, 0], [0, 0], [5, 5], [5, 6], [9, 9]])
     samples = np.array([0, 0, 0, 1, 1, 2])  # duplicates, a pair, a spot alone
     W = neighbour_mean(xy, samples, 2).toarray()

@@ -62,7 +62,7 @@ def test_a_slide_becomes_the_problem_it_would_be_in_memory(tmp_path, n_spots):
     X, coordinates = np.asarray(adata.obsm["X_pca"]), np.asarray(adata.obsm["spatial"])
     where = layout(median_cuts(coordinates, 6), along_space(coordinates))
     graph = adata.obsp["potts_weights"]
-    same(stored, potts_mixture_problem(X, graph, empirical_bayes(X, 4), where, beta=0.3, damping=0.0))
+    same(stored, potts_mixture_problem(X, graph, empirical_bayes(X, 4), where, beta=0.3))
     np.testing.assert_array_equal(stored.store.rows, where.rows)
 
 

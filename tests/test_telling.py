@@ -59,7 +59,7 @@ def test_domains_tell_their_stages_when_asked(monkeypatch, capfd):
         pdvi.tl.domains(adata, 3, views=2, progress=progress)
         told = capfd.readouterr().err
         assert bool(told) == (progress is True)
-    for stage in ("spatial components", "the graph", "view 2 of 2: averages of 30 neighbours"):
+    for stage in ("spatial components", "the graph", "view 2 of 2: types of 30 neighbors"):
         assert stage in told
 
 

@@ -106,7 +106,7 @@ def test_features_stand_in_for_counts():
 
 
 @pytest.mark.parametrize("settings", [{}, {"cells_per_spot": 8}, {"features": 30}], ids=str)
-def test_k_means_finds_the_domains_in_part_and_neighbours_help(settings):
+def test_k_means_finds_the_domains_in_part_and_neighbors_help(settings):
     """A test bed: neither solved without space, nor hopeless with it."""
     slide = pdvi.datasets.tissue(6_000, n_genes=300, seed=0, **settings)
     if "features" not in settings:

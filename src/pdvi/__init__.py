@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pdvi.estimators import CountMixture, FactorAnalysis, LatentDirichlet, MixedGLM
     from pdvi.executors import Dask, Disk, Memory
     from pdvi.mixtures.estimators import GaussianMixture
-    from pdvi.mixtures.on_graphs import PottsMixture, TwoLevelMixture
+    from pdvi.mixtures.graph_estimators import PottsMixture, TwoLevelMixture
     from pdvi.models import Problem
     from pdvi.run import sampling
     from pdvi.run.checkpoint import Checkpoint, CheckpointWarning
@@ -122,7 +122,7 @@ _LATER = {
     "Model": "pdvi.core.model:Model",
     "Newton": "pdvi.solvers.primal_dual.oracles:Newton",
     "Point": "pdvi.core.result:Point",
-    "PottsMixture": "pdvi.mixtures.on_graphs:PottsMixture",
+    "PottsMixture": "pdvi.mixtures.graph_estimators:PottsMixture",
     "Problem": "pdvi.models:Problem",  # with it come the models that a store can name
     "Progress": "pdvi.run.fit:Progress",
     "RMSProp": "pdvi.solvers:RMSProp",
@@ -131,7 +131,7 @@ _LATER = {
     "Solver": "pdvi.core.solver:Solver",
     "Status": "pdvi.core.result:Status",
     "TuningResult": "pdvi.run.tune:TuningResult",
-    "TwoLevelMixture": "pdvi.mixtures.on_graphs:TwoLevelMixture",
+    "TwoLevelMixture": "pdvi.mixtures.graph_estimators:TwoLevelMixture",
     "check_draws": "pdvi.bridge.adequacy:check_draws",
     "datasets": "pdvi.datasets",
     "fit": "pdvi.run.fit:fit",

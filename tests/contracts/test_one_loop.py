@@ -1,4 +1,4 @@
-"""However a run is made (a fit, a restart, a trial of tuning, another place), the same numbers come out."""
+"""However a run is made (a fit, a given start, a trial of tuning, another place), the same numbers come out."""
 
 import runpy
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 import pdvi
 from models_for_tests import largest_difference, tissue_problem
-from pdvi.mixtures.restarts import best_of
 
 SKELETON = runpy.run_path(str(Path(__file__).parents[2] / "docs/skeletons/executor.py"))
 SETTINGS = {"batch_size": 1, "seed": 0}
@@ -21,12 +20,11 @@ def tissue():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(scale=0.3, exploration=0), pdvi.MemoizedVB()])
-def test_a_fit_a_restart_and_a_trial_are_one_run(x64, tissue, solver):
-    """Six epochs, with stages in between, from the model's own start."""
+def test_a_fit_a_given_start_and_a_trial_are_one_run(x64, tissue, solver):
+    """Six epochs, with segments in between, from the model's own start."""
     alone = pdvi.fit(tissue, solver, max_epochs=6, tol=0, **SETTINGS)
-    start = tissue.model.init_global(None)
-    restarts = best_of(tissue, solver, [start, start], epochs=6, **SETTINGS)
-    np.testing.assert_allclose(restarts.objectives, alone.objective, rtol=1e-11)
+    started = pdvi.fit(tissue, solver, max_epochs=6, tol=0, start=tissue.model.init_global(None), **SETTINGS)
+    np.testing.assert_allclose(started.trace["objective"], alone.trace["objective"], rtol=1e-11)
     if isinstance(solver, pdvi.P2DVI):
         space = {"scale": [0.3]}
         tuned = [

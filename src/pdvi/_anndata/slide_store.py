@@ -16,10 +16,9 @@ from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
-from pdvi.mixtures.build import coupled, potts_model
+from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, mixture_shards, potts_model
 from pdvi.mixtures.checks import check_coordinates, check_coupling
-from pdvi.mixtures.start import EmpiricalBayes, empirical_bayes
-from pdvi.mixtures.stored import write_shards
+from pdvi.mixtures.sharded_graph import pad_halo, safe_damping
 from pdvi.shards.partition import along_space, layout, median_cuts
 from pdvi.shards.store import StoreWriter
 
@@ -63,7 +62,7 @@ def write_store(
     shard_size
         most spots in a patch. A shard is the unit of reading and of work: a few dozen megabytes are good.
     damping
-        of parallel sweeps; by default measured on up to 64 patches (see `mixtures.safe_damping`).
+        of parallel sweeps; by default as much as keeps the objective from rising (see `mixtures.safe_damping`).
     settings
         starting means and hyper-parameters; by default from k-means on a sample of the spots.
     """
@@ -89,11 +88,16 @@ def write_store(
         graph = graph_at_hand(_part(slide, "obsp", graph_key), len(X), scratch)
         where = layout(median_cuts(spatial, -(-len(spatial) // shard_size)), along_space(spatial))
         settings = empirical_bayes(X, n_domains, seed=seed) if settings is None else settings
-        coupling = coupled(graph, where, beta=beta, damping=damping)
-        halo = write_shards(writer, X, where, coupling)
+        damping = safe_damping(graph, beta) if damping is None else damping
+        halos = []
+        for arrays, halo in mixture_shards(X, where, graph, beta=beta):
+            arrays = {name: np.asarray(values) for name, values in arrays.items()}
+            single = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in arrays.items()}
+            writer.add(single)
+            halos.append(halo)
         shutil.rmtree(scratch, ignore_errors=True)
-        model = potts_model(settings, len(X), damping=coupling.damping)
-        writer.finish(halo=halo, rows=where.rows, model=described(model))
+        model = potts_model(settings, len(X), damping=damping)
+        writer.finish(halo=pad_halo(halos, bucketed=False), rows=where.rows, model=described(model))
 
 
 def _write_problem(path: str | os.PathLike, problem: Problem, overwrite: bool) -> None:

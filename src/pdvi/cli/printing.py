@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 def details(adata: AnnData, key: str) -> Iterator[str]:
     """Yield what --verbose adds: the settings, where the time went, the sizes of the domains."""
     fit = adata.uns[key]
-    settings = {name: value for name, value in fit["params"].items() if name != "recipe"}
+    settings = {name: value for name, value in fit["params"].items() if name != "config"}
     yield "settings: " + ", ".join(f"{name}={value}" for name, value in settings.items())
     yield "seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in fit["seconds"].items())
-    yield f"ELBO {fit['elbo']:,.1f}, {'refined' if fit['refined'] else 'not refined'} spot by spot"
+    yield f"ELBO {fit['elbo']:,.1f}"
     sizes = adata.obs[key].value_counts(sort=False)
     yield "spots: " + ", ".join(f"{name}: {size:,}" for name, size in sizes.items())
 

@@ -1,114 +1,69 @@
-"""From rows (and a graph) to the problem of a mixture: one builder of shards, for memory and for stores."""
+"""Problems of the paper's mixtures, with fixed noise and equal weights; and their shards one by one, for stores."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.types import PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.result import Point
 from pdvi.mixtures.checks import check_coupling, check_graph
-from pdvi.mixtures.damping import damping_of_patches
-from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.start import EmpiricalBayes
-from pdvi.models import GaussianMixtureModel, PottsMixtureModel, SampleOffsets
-from pdvi.models.gaussian_mixture import ABSENT
-from pdvi.shards.buckets import bucket
+from pdvi.mixtures.init import KMEANS_ROWS, KMEANS_TOL, MIN_VARIANCE
+from pdvi.mixtures.sharded_graph import pad_halo, safe_damping
+from pdvi.models.mixture import MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
-from pdvi.solvers.conjugate import add, best_globals
 
 
-class Coupling(NamedTuple):
-    """Hold how neighbours are coupled: a checked graph, and with which strength, temperature and damping."""
+class EmpiricalBayes(NamedTuple):
+    """Starting means and the hyper-parameters that an initial k-means suggests."""
 
-    graph: sp.csr_array
-    beta: float = 1.0
-    halo: bool = True
-    temperature: float = 1.0
-    damping: float = 0.0
-
-
-def coupled(
-    graph: sp.csr_array,
-    where: Layout,
-    *,
-    beta: float = 1.0,
-    halo: bool = True,
-    temperature: float = 1.0,
-    damping: float | None = None,
-    recipe: Recipe = RECIPE,
-) -> Coupling:
-    """Return the coupling by a checked graph; its damping is measured unless given."""
-    check_coupling(beta, temperature, damping)
-    if damping is None:
-        damping = damping_of_patches(graph, where, temperature, beta=float(beta), recipe=recipe)
-    return Coupling(graph, float(beta), halo, temperature, damping)
+    means: np.ndarray
+    prior_mean: np.ndarray
+    prior_variance: np.ndarray
+    noise_variance: np.ndarray
 
 
-class BuiltShard(NamedTuple):
-    """Hold the arrays of one shard, and the flat slots of other shards that it reads."""
+def empirical_bayes(
+    X: np.ndarray, n_components: int, *, seed: int = 0, subsample: int = KMEANS_ROWS, runs: int = 1
+) -> EmpiricalBayes:
+    """Return the paper's settings from k-means, the best of so many runs, on at most ``subsample`` rows.
 
-    arrays: dict[str, Any]
-    halo: np.ndarray
-
-
-def mixture_shards(
-    X: np.ndarray, where: Layout, coupling: Coupling | None = None, sample: np.ndarray | None = None
-) -> Iterator[BuiltShard]:
-    """Yield the shards of a layout one by one; rows and graph may lie on disk. ``sample``: that of every row."""
-    mask, fraction = where.mask, where.fraction
-    padded = where.bucketed or not mask.all()
-    alone: Iterable[Any] = repeat(None)
-    tables = alone if coupling is None else neighbour_tables(coupling.graph, where, coupling.beta, halo=coupling.halo)
-    for rows, real, share, neighbours in zip(where.rows, mask, fraction, tables):
-        x = np.asarray(X[np.maximum(rows, 0)])
-        square = np.einsum("nd,nd,n->d", x, x, real.astype(x.dtype), dtype=float, casting="same_kind")
-        arrays = {"x": x, "fraction": share, "square": square}
-        if padded:
-            arrays["mask"] = real.astype(float)
-        if sample is not None:
-            arrays["sample"] = sample[np.maximum(rows, 0)].astype(np.int32)
-        halo = np.empty(0, np.int32)
-        if coupling is not None:
-            halo = neighbours.halo
-            arrays |= {"table": neighbours.table, "weight": neighbours.weight}
-        yield BuiltShard(arrays, halo)
-
-
-def padded_halo(halos: list[np.ndarray], bucketed: bool = False) -> np.ndarray | None:
-    """Return the halos of all shards as one array, the shorter ones filled up with a row that they read anyway.
-
-    None if there is no halo row.
+    The prior mean xi is the mean of the rows, s0^2 the average variance within clusters, s1^2 that of their means.
     """
-    longest = max(map(len, halos))
-    longest = bucket(longest) if bucketed and longest else longest
-    if longest == 0:
-        return None
-    padded = np.zeros((len(halos), longest), np.int32)
-    for line, halo in zip(padded, halos):
-        line[:] = halo[0] if len(halo) else 0
-        line[: len(halo)] = halo
-    return padded
+    from sklearn.cluster import KMeans
+
+    rng = np.random.default_rng(seed)
+    sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
+    sample = np.asarray(sample, float)  # scikit-learn converts single precision again and again
+    kmeans = KMeans(n_components, n_init=runs, tol=KMEANS_TOL, random_state=int(rng.integers(2**31))).fit(sample)
+    return from_labels(sample, kmeans.labels_, kmeans.cluster_centers_)
+
+
+def from_labels(X: np.ndarray, labels: np.ndarray, means: np.ndarray) -> EmpiricalBayes:
+    """Return the same settings from given labels and means."""
+    X = np.asarray(X, float)
+    total = X.var(0)
+    # a constant feature, or one cluster only: no NaN and no infinite precision
+    floor = MIN_VARIANCE * (float(total.mean()) or 1.0)
+    within = ((X - means[labels]) ** 2).mean(0)
+    between = means.var(0) if len(means) > 1 else total
+    return EmpiricalBayes(means, X.mean(0), np.maximum(between, floor), np.maximum(within, floor))
 
 
 def gaussian_mixture_problem(
     X: np.ndarray, settings: EmpiricalBayes, where: Layout, *, log_scale: float = 0.0
 ) -> Problem:
-    """Return the problem of a mixture with diagonal, fixed noise and uniform weights on the shards of ``where``.
+    """Return the problem of a mixture with diagonal, fixed noise and equal weights on the shards of ``where``.
 
     ``log_scale`` is log |det A| if the rows are A times those whose ELBO is wanted (whitened, say).
     """
-    model = GaussianMixtureModel(**_hyper(settings, len(X), log_scale))
+    model = mixture_model(settings, len(X), log_scale=log_scale)
     return in_memory(model, mixture_shards(X, where), where)
 
 
@@ -127,104 +82,93 @@ def potts_mixture_problem(
 ) -> Problem:
     """Return the same on a graph with edge weights times ``beta``; exact across shards with ``halo``.
 
-    With ``sample``, a whole number for every row, every sample has an offset, which is learned (`SampleOffsets`).
+    With ``sample``, a whole number for every row, every sample has an offset, which is estimated. ``damping`` None:
+    as much as keeps parallel sweeps from ever letting the objective rise.
     """
+    check_coupling(beta, temperature, damping)
     graph = check_graph(graph, len(X))
-    coupling = coupled(graph, where, beta=beta, halo=halo, temperature=temperature, damping=damping)
-    return coupled_problem(X, settings, where, coupling, log_scale=log_scale, sample=sample)
+    damping = safe_damping(graph, float(beta), temperature) if damping is None else damping
+    n_samples = 0 if sample is None else int(sample.max()) + 1
+    options = {"temperature": temperature, "damping": damping, "log_scale": log_scale}
+    model = potts_model(settings, len(X), n_samples=n_samples, **options)
+    return in_memory(model, mixture_shards(X, where, graph, beta=float(beta), halo=halo, sample=sample), where)
 
 
-def coupled_problem(
-    X: np.ndarray,
+def mixture_model(settings: EmpiricalBayes, n_rows: int, **options: Any) -> MixtureModel:
+    """Return the model of a mixture without a graph alone, for shards that are made elsewhere."""
+    return MixtureModel(**_fields(settings, n_rows, **options))
+
+
+def potts_model(settings: EmpiricalBayes, n_rows: int, **options: Any) -> PottsMixtureModel:
+    """Return the model of a mixture on a graph alone, for shards that are made elsewhere."""
+    return PottsMixtureModel(**_fields(settings, n_rows, **options))
+
+
+def _fields(
     settings: EmpiricalBayes,
-    where: Layout,
-    coupling: Coupling,
+    n_rows: int,
     *,
+    temperature: float = 1.0,
+    damping: float = 0.0,
     log_scale: float = 0.0,
-    sample: np.ndarray | None = None,
-) -> Problem:
-    """Return the Potts mixture with a coupling that is known already."""
-    temperature, damping = coupling.temperature, coupling.damping
-    model = potts_model(settings, len(X), temperature=temperature, damping=damping, log_scale=log_scale)
-    return in_memory(with_offsets(model, sample), mixture_shards(X, where, coupling, sample), where)
-
-
-def replaced(problem: Problem, X: np.ndarray, settings: EmpiricalBayes, where: Layout, log_scale: float) -> Problem:
-    """Return the problem with other rows and settings of the same shape; graph, samples and all else stay."""
-    hyper = _hyper(settings, len(X), log_scale)
-    model = problem.model
-    if isinstance(model, SampleOffsets):
-        mixture = dataclasses.replace(model.mixture, **hyper)
-        model = _offsets(mixture, len(model.offset_variance))
-    else:
-        model = dataclasses.replace(model, **hyper)
-    x = where.shard(X).astype(np.dtype(jnp.result_type(float)))
-    square = np.einsum("bnd,bnd,bn->bd", x, x, where.mask.astype(x.dtype))
-    shards = {**problem.shards, "x": jax.device_put(x), "square": jax.device_put(square)}
-    return eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
-
-
-def with_offsets(model: Any, sample: np.ndarray | None) -> Any:
-    """Return the model with an offset for every sample; as it is where there are none.
-
-    The offsets' prior is as wide as that of the components' means: two samples without a common domain differ in their
-    means by what components differ by, and the prior must let the offsets undo that.
-    """
-    return model if sample is None else _offsets(model, int(sample.max()) + 1)
-
-
-def _offsets(mixture: Any, n_samples: int) -> SampleOffsets:
-    return SampleOffsets(mixture, jax.device_put(np.tile(np.asarray(mixture.prior_variance), (n_samples, 1))))
-
-
-def potts_model(
-    settings: EmpiricalBayes, n_rows: int, *, temperature: float = 1.0, damping: float = 0.0, log_scale: float = 0.0
-) -> PottsMixtureModel:
-    """Return the model alone, for shards that are made elsewhere."""
-    return PottsMixtureModel(**_hyper(settings, n_rows, log_scale, temperature=temperature, damping=damping))
-
-
-@eqx.filter_jit
-def point_at(problem: Problem, local: PyTree) -> Point:
-    """Return the point with these responsibilities, padding left out, and the globals that are best for them."""
-    local = jnp.asarray(local)
-    if "mask" in problem.shards:
-        local *= problem.shards["mask"][..., None]
-    found = best_globals(problem, add(problem.map_shards(problem.model.statistics, local)))
-    return Point(problem.unravel(found), local)
-
-
-def in_memory(model: Any, shards: Iterator[BuiltShard], where: Layout) -> Problem:
-    """Return the problem of a model on shards, stacked as they come: no second copy of the data is alive."""
-    n_shards = len(where.rows)
-    stacked: dict[str, np.ndarray] = {}
-    halos = []
-    if n_shards == 1:  # nothing to stack
-        (only,) = shards
-        stacked, halos = {name: np.asarray(values)[None] for name, values in only.arrays.items()}, [only.halo]
-        shards = iter(())
-    for b, (arrays, halo) in enumerate(shards):
-        for name, values in arrays.items():
-            if b == 0:
-                stacked[name] = np.empty((n_shards, *np.shape(values)), np.asarray(values).dtype)
-            stacked[name][b] = values
-        halos.append(halo)
-    return Problem(model, stacked, halo=padded_halo(halos, where.bucketed), check=False)
-
-
-def _hyper(settings: EmpiricalBayes, n_rows: int, log_scale: float, **more: float) -> dict[str, Any]:
-    n_components = len(settings.means) - settings.absent
-    log_weights = np.full(n_components + settings.absent, ABSENT)
-    log_weights[:n_components] = -np.log(n_components)
+    n_samples: int = 0,
+) -> dict[str, Any]:
+    n_components = len(settings.means)
     values: dict[str, Any] = {
         "start": settings.means,
         "prior_mean": settings.prior_mean,
         "prior_variance": settings.prior_variance,
-        "noise_variance": settings.noise_variance,
-        "log_weights": log_weights,
+        "precision": 1 / settings.noise_variance,
+        "log_weight": np.full(n_components, -np.log(n_components)),
         "n_rows": n_rows,
         "log_scale": log_scale,
-        **more,
+        "temperature": temperature,
+        "damping": damping,
     }
+    if n_samples:
+        values["offset_variance"] = np.full(n_samples, settings.prior_variance.mean())
     dtype = np.dtype(jnp.result_type(float))  # converted here: on the device it would be compiled, shape by shape
     return {name: jax.device_put(np.asarray(value, dtype)) for name, value in values.items()}
+
+
+def mixture_shards(
+    X: Any,
+    where: Layout,
+    graph: sp.csr_array | None = None,
+    *,
+    covariance: str = "diagonal",
+    beta: float = 1.0,
+    halo: bool = True,
+    sample: np.ndarray | None = None,
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield the arrays of every shard and the flat slots of others that it reads; rows and graph may lie on disk."""
+    mask, fraction = where.mask, where.fraction
+    padded = where.bucketed or not mask.all()
+    alone: Iterable[Any] = repeat(None)
+    tables = alone if graph is None else neighbour_tables(graph, where, beta, halo=halo)
+    for rows, real, share, neighbors in zip(where.rows, mask, fraction, tables):
+        x = np.asarray(X[np.maximum(rows, 0)])
+        weighted = x * real[:, None].astype(x.dtype)
+        square = x.T @ weighted if covariance == "tied" else np.einsum("nd,nd->d", x, weighted, dtype=float)
+        arrays = {"x": x, "fraction": share, "square": square}
+        if padded:
+            arrays["mask"] = real.astype(float)
+        if sample is not None:
+            arrays["sample"] = sample[np.maximum(rows, 0)].astype(np.int32)
+        if neighbors is None:
+            yield arrays, np.empty(0, np.int32)
+            continue
+        yield {**arrays, "table": neighbors.table, "weight": neighbors.weight}, neighbors.halo
+
+
+def in_memory(model: Any, shards: Iterator[tuple[dict[str, Any], np.ndarray]], where: Layout) -> Problem:
+    """Return the problem of a model on shards, stacked as they come: no second copy of the data is alive."""
+    stacked: dict[str, np.ndarray] = {}
+    halos = []
+    for b, (arrays, halo) in enumerate(shards):
+        for name, values in arrays.items():
+            if b == 0:
+                stacked[name] = np.empty((len(where.rows), *np.shape(values)), np.asarray(values).dtype)
+            stacked[name][b] = values
+        halos.append(halo)
+    return Problem(model, stacked, halo=pad_halo(halos, bucketed=where.bucketed), check=False)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._base.checks import LARGEST, at_least, factor, finite, positive
+from pdvi._base.checks import LARGEST, at_least, factor, finite, positive, seed
 
 SYMMETRIC = 1e-6  # weights of both directions may differ by this part of the largest: rounding, not direction
 
@@ -87,12 +87,13 @@ def warn_asymmetric() -> None:
     warnings.warn("`graph` is not symmetric; the weights of both directions are averaged.", stacklevel=4)
 
 
-def check_coupling(beta: Any, temperature: Any = 1.0, damping: Any = None) -> None:
-    """Refuse a bad strength, temperature or damping (None: to be measured)."""
+def check_coupling(beta: Any, temperature: Any = 1.0, damping: Any = None) -> float:
+    """Return the strength; refuse a bad one, a bad temperature or damping (None: to be chosen)."""
     factor("beta", at_least("beta", beta))
     factor("temperature", positive("temperature", temperature))
     if damping is not None:
         at_least("damping", damping)
+    return float(beta)
 
 
 def check_coordinates(coordinates: Any, n_rows: int) -> np.ndarray:
@@ -149,7 +150,20 @@ def weighted_rows(X: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.nda
     return X, weight
 
 
+def check_random(value: Any) -> None:
+    """Refuse what scikit-learn would not take as a random state, by name."""
+    if value is None or isinstance(value, np.random.RandomState) or value is np.random:
+        return
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        seed("random_state", value)
+        return
+    msg = f"`random_state` must be a whole number, a numpy.random.RandomState or None, got {value!r}."
+    raise ValueError(msg)
+
+
 def in_order(X: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return rows by size, so that nothing depends on the order in which they come; three columns decide."""
-    order = np.lexsort(X.T[2::-1])
+    order = np.argsort(X[:, 0])
+    if (np.diff(X[order, 0]) == 0).any():
+        order = np.lexsort(X.T[2::-1])
     return X[order], None if weight is None else weight[order]

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from scipy.special import logsumexp
+
+from pdvi.mixtures.fit_mixture import MixtureFit, component_means
 
 BLOCK = 2**22  # numbers that are gathered at once
 
 
-class Density(NamedTuple):
-    """Hold the posterior of a mixture: means and their variances (K, d), covariances (K, d, d), log weights (K,)."""
+class Density:
+    """The posterior of a mixture in the units of the rows that were fitted.
 
-    means: np.ndarray
-    mean_variances: np.ndarray
-    covariances: np.ndarray
-    log_weights: np.ndarray
+    Attributes
+    ----------
+    means, mean_variances
+        Of the components, (K, d), and the variances of their posterior.
+    covariances
+        Of the rows of every component, (K, d, d).
+    log_weights
+        (K,), normalized.
+    """
+
+    def __init__(self, fitted: MixtureFit):
+        model, blocks = getattr(fitted.model, "types", fitted.model), fitted.result.global_params
+        d = fitted.whitening.shape[0]
+        back = np.linalg.inv(fitted.whitening)
+        offset = fitted.offset if fitted.offset.ndim == 1 else fitted.offset.mean(0)
+        self.means = component_means(fitted) @ back.T + offset
+        precision = np.asarray(blocks.get("precision", model.precision), float)
+        n_components = len(self.means)
+        if model.covariance == "full":
+            back = back @ np.linalg.inv(np.asarray(model.frame, float))
+        own = {
+            "diagonal": lambda: np.broadcast_to(np.diag(1 / precision) if precision.ndim == 1 else 0, (d, d)),
+            "tied": lambda: np.linalg.inv(precision),
+            "diag": lambda: np.stack([np.diag(1 / row) for row in precision]),
+            "spherical": lambda: np.stack([np.eye(d) / value for value in precision]),
+            "full": lambda: np.linalg.inv(precision),
+        }[model.covariance]()
+        covariances = back @ own @ np.swapaxes(back, -1, -2)
+        self.covariances = np.broadcast_to(covariances, (n_components, d, d))
+        variance = np.exp(np.asarray(blocks["log_var"], float))
+        self.mean_variances = np.einsum("...de,ke->kd" if back.ndim == 2 else "kde,ke->kd", back**2, variance)
+        log_weights = np.asarray(blocks.get("log_weight", model.log_weight), float)
+        self.log_weights = log_weights - logsumexp(log_weights)
 
     def logits(self, X: np.ndarray) -> np.ndarray:
         """Return E_q log p(x, z = k), whose softmax over k are the responsibilities."""
@@ -26,38 +55,75 @@ class Density(NamedTuple):
 
     def log_density(self, X: np.ndarray) -> np.ndarray:
         """Return the log density of rows under the posterior predictive mixture."""
-        n_features = self.means.shape[1]
-        wider = self.covariances + self.mean_variances[:, :, None] * np.eye(n_features)
+        wider = self.covariances + self.mean_variances[:, :, None] * np.eye(self.means.shape[1])
         return logsumexp(self.log_weights + _log_normal(X, self.means, wider), axis=1)
+
+    def shaped(self, matrices: np.ndarray, covariance: str) -> np.ndarray:
+        """Return covariances or precisions, (K, d, d), in the shape that scikit-learn gives them."""
+        if covariance == "full":
+            return matrices
+        if covariance in ("tied", "diagonal"):
+            return matrices[0] if covariance == "tied" else np.diagonal(matrices[0]).copy()
+        diagonals = np.diagonal(matrices, axis1=1, axis2=2)
+        return diagonals.copy() if covariance == "diag" else diagonals.mean(1)
+
+    def precisions(self) -> np.ndarray:
+        """Return inverse covariances, in units in which they are close to 1: those of tiny ones would not be found."""
+        size = np.sqrt(np.diagonal(self.covariances, axis1=1, axis2=2))
+        both = size[:, :, None] * size[:, None, :]
+        values, vectors = np.linalg.eigh(self.covariances / both)
+        # columns that are the same but for one far row leave nothing of the least eigenvalue, or less
+        values = np.maximum(values, np.finfo(float).eps * values.max(-1, keepdims=True))
+        return (vectors / values[..., None, :]) @ np.swapaxes(vectors, -1, -2) / both
 
 
 def _log_normal(X: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
-    """Return the log density of every row under every component."""
+    """Return the log density of every row under every component.
+
+    Where components share a covariance, or have diagonal ones, that is a product of matrices.
+    """
     found = np.empty((len(X), len(means)))
+    center = means.mean(0)
     rows = max(1, BLOCK // X.shape[1])
-    for k, (mean, covariance) in enumerate(zip(means, covariances)):
-        size = np.sqrt(np.diag(covariance))  # units of its own: a Cholesky factor of 1e-40 would not be one
-        factor = np.linalg.cholesky(covariance / size[:, None] / size)
-        whitening = np.linalg.inv(factor) / size
-        constant = np.log(np.diag(factor)).sum() + np.log(size).sum() + 0.5 * len(mean) * np.log(2 * np.pi)
-        for begin in range(0, len(X), rows):
-            residual = (X[begin : begin + rows] - mean) @ whitening.T
-            found[begin : begin + rows, k] = -0.5 * np.einsum("nd,nd->n", residual, residual) - constant
+    blocks = [slice(begin, begin + rows) for begin in range(0, len(X), rows)]
+    diagonals = np.diagonal(covariances, axis1=1, axis2=2)
+    if np.count_nonzero(covariances) == np.count_nonzero(diagonals):
+        centers, precision = means - center, 1 / diagonals
+        log_det = np.log(2 * np.pi * diagonals).sum(1)
+        for block in blocks:
+            x = X[block] - center
+            squares = x**2 @ precision.T - 2 * x @ (centers * precision).T + (centers**2 * precision).sum(1)
+            found[block] = -0.5 * (np.maximum(squares, 0) + log_det)
+        return found
+    shared = bool((covariances == covariances[0]).all())
+    whitening, constants = zip(*(_whitening(covariance) for covariance in covariances[: 1 if shared else None]))
+    for block in blocks:
+        x = X[block] - center
+        if shared:
+            x, centers = x @ whitening[0].T, (means - center) @ whitening[0].T
+            squares = (x**2).sum(1)[:, None] - 2 * x @ centers.T + (centers**2).sum(1)
+            found[block] = -0.5 * np.maximum(squares, 0) - constants[0]
+            continue
+        for k, mean in enumerate(means):
+            residual = (x - (mean - center)) @ whitening[k].T
+            found[block, k] = -0.5 * np.einsum("nd,nd->n", residual, residual) - constants[k]
     return found
+
+
+def _whitening(covariance: np.ndarray) -> tuple[np.ndarray, float]:
+    """The matrix that whitens rows of this covariance, and the constant of their log density."""
+    size = np.sqrt(np.diag(covariance))  # units of its own: a Cholesky factor of 1e-40 would not be one
+    factor = np.linalg.cholesky(covariance / size[:, None] / size)
+    constant = np.log(np.diag(factor)).sum() + np.log(size).sum() + 0.5 * len(covariance) * np.log(2 * np.pi)
+    return np.linalg.inv(factor) / size, float(constant)
 
 
 def nearest_component(X: np.ndarray, means: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Return rows' probabilities around given means: one variance per feature, that of the rows about the nearest."""
     size = X.std(0)
     size = np.where(size > 0, size, 1.0)
-    x, centres = (X - X.mean(0)) / size, (means - X.mean(0)) / size
-    squares = np.square(x[:, None] - centres).sum(-1) if x.size * len(means) <= BLOCK else _squares(x, centres)
-    nearest = squares.argmin(1)
-    variance = max(float(squares[np.arange(len(x)), nearest].mean()) / x.shape[1], 1e-6)
+    x, centers = (X - X.mean(0)) / size, (means - X.mean(0)) / size
+    squares = np.maximum((x**2).sum(1)[:, None] - 2 * x @ centers.T + (centers**2).sum(1), 0.0)
+    variance = max(float(squares.min(1).mean()) / x.shape[1], 1e-6)
     logits = -0.5 * squares / variance + (0.0 if weights is None else np.log(np.maximum(weights, 1e-300)))
     return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
-
-
-def _squares(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    squares = np.square(x).sum(1)[:, None] - 2 * x @ centres.T + np.square(centres).sum(1)
-    return np.maximum(squares, 0.0)

@@ -2,70 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import dataclasses
+import time
+import warnings
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from pdvi._base.checks import at_least, one_of
-from pdvi.mixtures.checks import (
-    check_means,
-    check_shares,
-    in_order,
-    weighted_rows,
-)
+from pdvi._base.checks import at_least, instance, one_of, whole
+from pdvi.mixtures.checks import check_coupling, check_means, check_random, check_shares, in_order, weighted_rows
+from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, nearest_component
-from pdvi.mixtures.free import FreeFound, fit_free, in_shape
-from pdvi.mixtures.ground import cut
+from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_mixture
+from pdvi.mixtures.init import center, kmeans_labels, one_hot
 from pdvi.mixtures.likelihood import Likelihood
-from pdvi.mixtures.pipeline import find
-from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.start import empirical_bayes
-from pdvi.mixtures.task import COVARIANCES, Found, Rows, Start, Task, warn_unless_converged
+from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.mixtures.split_merge import split_and_merge
+from pdvi.run.named import solver_for
 
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")  # scikit-learn's
+SHARED = ("diagonal", "tied")
+MAX_STARTS = 10_000  # each is a whole fit
+N_SHARDS, ROWS_PER_SHARD = 16, 500  # of rows without a graph
 
 
 class Mixture(BaseEstimator):
     """What all mixtures share; every parameter is documented in the subclasses."""
 
-    def _task(self, n_rows: int) -> Task:
+    def _options(self, n_rows: int, *, covariance: str = "tied", seed: int = 0) -> FitOptions:
+        """Return the options of a fit, checked."""
         params = self.get_params(deep=False)
-        recipe = RECIPE if self.recipe is None else self.recipe
-        asked = {field.name: params[field.name] for field in fields(Task) if field.name in params}
-        return Task(**{**asked, "recipe": recipe}).checked(n_rows)
+        whole("n_components", params["n_components"], least=1, most=n_rows, of="the number of rows")
+        whole("n_init", params.get("n_init", 1), least=1, most=MAX_STARTS)
+        whole("max_epochs", params["max_epochs"], least=1)
+        at_least("tol", params["tol"])
+        if params.get("n_patches") is not None:
+            whole("n_patches", params["n_patches"], least=1, most=n_rows, of="the number of rows")
+        check_coupling(params.get("beta", 1.0), params.get("temperature", 1.0))
+        config = CONFIG if params["config"] is None else instance("config", params["config"], Config, "a Config")
+        return FitOptions(
+            covariance=covariance,
+            learn_precision=params.get("estimate_noise", True),
+            learn_weight=params.get("learn_weights", False),
+            temperature=params.get("temperature", 1.0),
+            solver=None if params["solver"] is None else solver_for(params["solver"]),
+            seed=seed,
+            config=dataclasses.replace(config, max_epochs=params["max_epochs"], tol=params["tol"]),
+        )
 
-    def _keep(self, found: Found, task: Task) -> None:
+    def _keep(self, fitted: MixtureFit, seconds: float) -> None:
         """Take over a fit, in the units of the rows that were given."""
-        result, model, back = found.result, found.model, np.linalg.inv(found.whitening)
-        self._offset, self._whitening = found.offset, found.whitening
-        self._noise = np.asarray(model.noise_variance, float)
-        self._mean = np.asarray(result.global_params["mean"], float)
-        self._variance = np.exp(np.asarray(result.global_params["log_var"], float))
-        self._log_weights = np.asarray(model.log_weights, float)
-        self._log_scale = float(np.linalg.slogdet(found.whitening)[1])
-        self.weights_ = np.exp(self._log_weights)
-        self.means_ = self._mean @ back.T + found.offset
-        full = back * self._noise @ back.T
-        self.covariances_ = full if task.covariance == "tied" else np.diag(full).copy()
-        self.result_ = result
-        self.elbo_ = -result.objective
-        self.n_iter_ = max(1, round(found.epochs))
-        self.converged_ = result.converged
-        self.fit_seconds_ = found.seconds
-        warn_unless_converged(found.result, found.epochs, type(self).__name__, task)
-
-    def _whitened(self, X: np.ndarray) -> np.ndarray:
-        return (X - self._offset) @ self._whitening.T
-
-    def _row_logits(self, x: np.ndarray) -> np.ndarray:
-        scaled = self._mean / self._noise
-        norm = ((self._mean * scaled) + self._variance / self._noise).sum(1)
-        return x @ scaled.T + (self._log_weights - 0.5 * norm)
+        self._fitted, self._density = fitted, Density(fitted)
+        covariance = fitted.model.covariance
+        self.means_, self.weights_ = self._density.means, np.exp(self._density.log_weights)
+        self.covariances_ = self._density.shaped(np.array(self._density.covariances), covariance)
+        self.result_, self.elbo_ = fitted.result, -fitted.objective
+        self.n_iter_ = max(1, round(float(fitted.result.trace["epoch"].iloc[-1])))
+        self.converged_, self.fit_seconds_ = fitted.result.converged, seconds
+        if not self.converged_:
+            msg = f"{type(self).__name__} did not converge in {self.n_iter_} epochs: {fitted.result.status}."
+            warnings.warn(msg, ConvergenceWarning, stacklevel=3)
 
 
 class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
@@ -77,41 +78,42 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     Parameters
     ----------
     n_components
-        number of components.
+        Number of components.
     covariance
         "diagonal": one variance per feature, or "tied": one full covariance; shared by all components.
     covariance_type
         scikit-learn's names, with its shapes of ``covariances_`` and ``precisions_``: "full", "diag", "spherical" (each
         component has its own) or "tied". None (default): as ``covariance`` says.
     estimate_noise
-        re-estimate the covariance during the fit; otherwise it stays at the k-means estimate (the paper).
+        Whether the covariance is estimated; otherwise it stays at the k-means estimate (the paper).
     learn_weights
-        estimate the component weights; otherwise they are equal (the paper).
+        Whether the component weights are estimated; otherwise they are equal (the paper).
     n_init
-        k-means starts, of which the best is kept. With fixed noise and weights all run a few epochs as one vectorised
-        batch and the best goes on; otherwise each is fitted to its end.
+        K-means starts, each fitted to its end, of which the best is kept.
     means_init, weights_init
-        where to begin instead of k-means: means (n_components, n_features), shares of the rows (n_components,).
+        Where to begin instead of k-means: means (n_components, n_features), fractions of the rows (n_components,).
     warm_start
-        begin with what the fit before has found, if there was one.
+        Begin with what the fit before has found, if there was one.
     reseed
-        put a component that lost its rows where the data is explained worst, if that helps.
+        Put a component that lost its rows where the data is explained worst, if that helps.
     exchange
-        give up a component and split another as long as that helps: one start then reaches what several would. Not
+        Give up a component and split another as long as that helps: one start then reaches what several would. Not
         done where a start was given.
     reg_covar
-        is added to the variances. 0 (default) will do: they are never less than a millionth of those of the data.
-    max_epochs, tol
-        of the fit from one start, re-estimation and reseeding included; see `pdvi.fit`. A fit that ends before it has
-        converged warns (`sklearn.exceptions.ConvergenceWarning`).
+        Is added to the variances. 0 (default) will do: they are never less than a millionth of those of the data.
+    max_epochs
+        Most epochs of one fit. A fit that ends before it has converged warns
+        (`sklearn.exceptions.ConvergenceWarning`).
+    tol
+        A fit has converged when an epoch gains less than so many nats per row, twice in a row.
     solver
-        any solver of `pdvi.solvers`, or its name; by default `P2DVI()`.
+        Any solver of `pdvi.solvers`, or its name; by default `P2DVI()`.
     verbose
-        print the course of the fit.
+        Print the course of the fit.
     random_state
-        seed of k-means, the partition and the draws.
-    recipe
-        the numbers behind all this, a `pdvi.mixtures.Recipe`; by default the usual ones.
+        Seed of k-means, the partition and the draws.
+    config
+        The numbers behind all this, a `pdvi.mixtures.Config`; by default the usual ones.
 
     Attributes
     ----------
@@ -134,12 +136,12 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         reseed: bool = True,
         exchange: bool = True,
         reg_covar: float = 0.0,
-        max_epochs: int = RECIPE.max_epochs,
-        tol: float = RECIPE.tol,
+        max_epochs: int = CONFIG.max_epochs,
+        tol: float = CONFIG.tol,
         solver: Any = None,
         verbose: int = 0,
         random_state: Any = None,
-        recipe: Recipe | None = None,
+        config: Config | None = None,
     ):
         self.n_components = n_components
         self.covariance = covariance
@@ -158,31 +160,43 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         self.solver = solver
         self.verbose = verbose
         self.random_state = random_state
-        self.recipe = recipe
+        self.config = config
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> GaussianMixture:
         """Fit to rows ``X``; a row of weight w counts as w rows."""
+        began = time.perf_counter()
         given = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         if self.covariance_type is not None:
             one_of("covariance_type", self.covariance_type, COVARIANCE_TYPES)
+        one_of("covariance", self.covariance, SHARED)
         at_least("reg_covar", self.reg_covar)
-        weight = None
+        check_random(self.random_state)
+        rows, weight = given, None
         if sample_weight is not None:
-            given_weight = _check_sample_weight(sample_weight, given, dtype=np.float64, ensure_non_negative=True)
-            X, weight = weighted_rows(given, given_weight)
-        else:
-            X = given
-        X, weight = in_order(X, weight)
-        structure = self.covariance_type or self.covariance
-        task = self._task(len(X))
-        start = self._known_start(X)
-        free = structure not in COVARIANCES or self.reg_covar > 0 or weight is not None
-        if free:
-            self._keep_free(self._find_free(X, weight, task, structure, start), task, structure)
-        else:
-            self._keep(find(Rows(X), task if start is None else replace(task, exchange=False), start=start), task)
+            weight = _check_sample_weight(sample_weight, given, dtype=np.float64, ensure_non_negative=True)
+            rows, weight = weighted_rows(given, weight)
+        rows, weight = in_order(rows, weight)
+        kind = self.covariance_type or self.covariance
+        options = self._options(len(rows), covariance=kind)
+        seeds = check_random_state(self.random_state).randint(2**31, size=self.n_init)
+        options = dataclasses.replace(options, seed=int(seeds[0]), added_variance=float(self.reg_covar))
+        n_shards = max(1, min(N_SHARDS, len(rows) // ROWS_PER_SHARD))
+        graph = ShardedGraph(len(rows), n_shards=n_shards, weight=weight, seed=int(seeds[0]))
+        known = self._known_start(rows)
+        starts = [known] if known is not None else [self._kmeans_start(rows, int(seed)) for seed in seeds]
+        fits = [fit_mixture(rows, graph, start, options) for start in starts]
+        best = min(fits, key=lambda fitted: fitted.objective)
+        if best.result.converged and (self.reseed or (self.exchange and known is None)):
+            seen = (rows - best.offset) @ best.whitening.T
+
+            def refit(start: np.ndarray) -> MixtureFit:
+                return fit_mixture(rows, graph, start, options)
+
+            best = split_and_merge(best, seen, refit, merge=self.exchange and known is None)
+        self._keep(best, time.perf_counter() - began)
+        self._structure = kind
         self._in_type(given.dtype)
-        self.lower_bound_ = self.elbo_ / (len(X) if weight is None else float(weight.sum()))
+        self.lower_bound_ = self.elbo_ / graph.total_weight
         self.labels_ = self.predict(given)
         if self.verbose:
             print(self.result_.trace[["epoch", "objective", "event"]].to_string(index=False))
@@ -191,24 +205,24 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the posterior probability of every component for every row."""
         x, dtype = self._rows(X)
-        logits = self._density.logits(x) if self._is_free else self._row_logits(self._whitened(x))
+        logits = self._density.logits(x)
         return np.exp(logits - logsumexp(logits, axis=1, keepdims=True)).astype(dtype)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable component of every row."""
-        return self.predict_proba(X).argmax(1)
+        rows, _ = self._rows(X)
+        return self._density.logits(rows).argmax(1)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Return the log density of every row under the posterior predictive mixture."""
-        x, _ = self._rows(X)
-        if self._is_free:
-            return self._density.log_density(x)
-        x = self._whitened(x)
-        variance = self._noise + self._variance
-        squares = ((x[:, None] - self._mean) ** 2 / variance + np.log(2 * np.pi * variance)).sum(-1)
-        return logsumexp(self._log_weights - 0.5 * squares, axis=1) + self._log_scale
+        rows, _ = self._rows(X)
+        return self._density.log_density(rows)
 
-    def _known_start(self, X: np.ndarray) -> Start | None:
+    def _kmeans_start(self, X: np.ndarray, seed: int) -> np.ndarray:
+        labels = kmeans_labels(center(X).X.astype(np.float32), self.n_components, seed=seed)
+        return one_hot(labels, self.n_components)
+
+    def _known_start(self, X: np.ndarray) -> np.ndarray | None:
         """Probabilities to begin with, if a start is given or known from the fit before."""
         shape = (self.n_components, X.shape[1])
         if self.warm_start and "means_" in vars(self):
@@ -219,75 +233,22 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
                 )
                 raise ValueError(msg)
             logits = self._density.logits(np.asarray(X, float))
-            return Start(np.exp(logits - logsumexp(logits, axis=1, keepdims=True)))
+            return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
         weights = None if self.weights_init is None else check_shares(self.weights_init, self.n_components)
         if self.means_init is None and weights is None:
             return None
         if self.means_init is None:
-            seed = int(check_random_state(self.random_state).randint(2**31))
-            centre = X.mean(0)
-            means = empirical_bayes(X - centre, self.n_components, seed=seed).means + centre
+            start = self._kmeans_start(X, int(check_random_state(self.random_state).randint(2**31)))
+            means = start.T.astype(float) @ X / np.maximum(start.sum(0), 1)[:, None]
         else:
             means = check_means(self.means_init, shape)
-        return Start(nearest_component(np.asarray(X, float), means, weights))
-
-    def _find_free(
-        self, X: np.ndarray, weight: np.ndarray | None, task: Task, structure: str, start: Start | None
-    ) -> FreeFound:
-        """Fit components with covariances of their own, from a start or from what a shared covariance finds."""
-        where, epochs, seconds = cut(Rows(X), task), 0.0, 0.0
-        if start is None:
-            shared = replace(task, max_epochs=max(1, task.max_epochs // 2))
-            if task.max_epochs > 1:
-                found = find(Rows(X), shared)
-                start, epochs, seconds = Start(found.probabilities), found.epochs, found.seconds
-            else:
-                seed = int(check_random_state(self.random_state).randint(2**31))
-                centre = X.mean(0)
-                means = empirical_bayes(X - centre, self.n_components, seed=seed).means + centre
-                start = Start(nearest_component(np.asarray(X, float), means))
-        free = fit_free(
-            X,
-            weight,
-            np.asarray(start.probabilities, float),
-            where,
-            task,
-            structure=structure,
-            reg_covar=float(self.reg_covar),
-            max_epochs=task.max_epochs - epochs,
-        )
-        return free._replace(epochs=free.epochs + epochs, seconds=free.seconds + seconds)
-
-    def _task(self, n_rows: int) -> Task:
-        task = super()._task(n_rows)
-        kind = {"full": "tied", "tied": "tied", "diag": "diagonal", "spherical": "diagonal", None: self.covariance}
-        return replace(task, covariance=kind[self.covariance_type])
-
-    def _keep(self, found: Found, task: Task) -> None:
-        super()._keep(found, task)
-        self._is_free, self._structure = False, task.covariance
-        back = np.linalg.inv(found.whitening)
-        full = back * self._noise @ back.T
-        shape = (len(self.weights_), *full.shape)
-        variances = self._variance @ (back**2).T
-        self._density = Density(self.means_, variances, np.broadcast_to(full, shape), self._log_weights)
-        self.covariances_ = in_shape(self._density.covariances, self._structure)
-
-    def _keep_free(self, free: FreeFound, task: Task, structure: str) -> None:
-        self._is_free, self._structure = True, structure
-        self._density = Density(free.means, free.mean_variances, free.covariances, free.log_weights)
-        self.weights_, self.means_ = np.exp(free.log_weights), free.means
-        self.covariances_ = in_shape(free.covariances, structure)
-        self.result_, self.elbo_ = free.result, -free.result.objective
-        self.n_iter_, self.converged_ = max(1, round(free.epochs)), free.result.converged
-        self.fit_seconds_ = free.seconds
-        warn_unless_converged(free.result, free.epochs, type(self).__name__, task)
+        return nearest_component(np.asarray(X, float), means, weights)
 
     def _in_type(self, dtype: np.dtype) -> None:
         """Give the attributes the type of the rows; what single precision cannot hold stays in double."""
-        self.precisions_ = in_shape(_inverses(self._density.covariances), self._structure)
+        self.precisions_ = self._density.shaped(self._density.precisions(), self._structure)
         for name in ("weights_", "means_", "covariances_", "precisions_"):
-            values = getattr(self, name)
+            values = vars(self)[name]
             large, limits = np.abs(values), np.finfo(dtype)
             if large.max() < limits.max and not ((large > 0) & (large < limits.tiny)).any():
                 setattr(self, name, values.astype(dtype))
@@ -296,13 +257,3 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         check_is_fitted(self, "means_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         return np.asarray(X, float), X.dtype
-
-
-def _inverses(covariances: np.ndarray) -> np.ndarray:
-    """Inverse matrices, in units in which they are close to 1: those of tiny ones would not be found."""
-    size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
-    both = size[:, :, None] * size[:, None, :]
-    values, vectors = np.linalg.eigh(covariances / both)
-    # columns that are the same but for one far row leave nothing of the least eigenvalue, or less
-    values = np.maximum(values, np.finfo(float).eps * values.max(-1, keepdims=True))
-    return (vectors / values[..., None, :]) @ np.swapaxes(vectors, -1, -2) / both

@@ -19,7 +19,7 @@ import numpy as np
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
-from pdvi.models.gaussian_mixture import log_variance
+from pdvi.models.closed_forms import log_variance
 from pdvi.models.mixed_glm import covariance_factor
 
 Locals = dict[str, Array]  # "mean": (rows, k), and "factor": C, its lower triangle, logarithms on the diagonal

@@ -170,18 +170,18 @@ def fit(subject: Subject, command: str | None) -> str:
         )
         if name in record
     )
-    params = {name: value for name, value in noted["params"].items() if name != "recipe"}
+    params = {name: value for name, value in noted["params"].items() if name != "config"}
     seconds = noted.get("seconds")
     timed = (
         {f"seconds, {name}": float(value) for name, value in seconds.items()} if isinstance(seconds, Mapping) else {}
     )
-    recipe = noted["params"].get("recipe", {})
+    config = noted["params"].get("config", {})
     return "".join(
         (
             f'<div class="two">{drawn}</div>',
             f"<h3>To make it again</h3><pre>{text(command or words.call(noted['params'], subject.key))}</pre>",
             f"<details open><summary>Settings</summary>{settings({**params, **timed})}</details>",
-            f"<details><summary>The recipe: every number behind it</summary>{settings(recipe)}</details>",
+            f"<details><summary>The configuration: every number behind it</summary>{settings(config)}</details>",
             f"<details><summary>Versions, when this page was made</summary>{settings(words.versions())}</details>",
         )
     )

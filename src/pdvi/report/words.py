@@ -40,7 +40,7 @@ def certainty(probability: np.ndarray | None, agreement: np.ndarray | None) -> s
 
 def call(params: Mapping[str, Any], key: str) -> str:
     """Return the call that makes the same fit, as far as its settings tell."""
-    shown = {name: value for name, value in params.items() if name not in {"recipe", "n_domains"} and value != ""}
+    shown = {name: value for name, value in params.items() if name not in {"config", "n_domains"} and value != ""}
     settings = "".join(f", {name}={_plain(value)!r}" for name, value in shown.items() if _is_plain(value))
     named = "" if key == "domain" else f", key_added={key!r}"
     return f"pdvi.tl.domains(adata, {_plain(params.get('n_domains', '?'))}{settings}{named})"

@@ -82,7 +82,7 @@ def _task(sizes: Sizes, bias: float, special: str | None, seed: int) -> Task:
         rows = np.random.default_rng([seed, 1]).choice(len(data.X), len(data.means), replace=False)
         settings = settings._replace(means=np.asarray(data.X[rows], float))
     problem = data.problem(settings)
-    noise = np.asarray(problem.model.noise_variance, float)
+    noise = 1 / np.asarray(problem.model.precision, float)
     truth = data.means, np.tile(data.noise_variance, (len(data.means), 1))
 
     def found(globals_: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -12,16 +12,15 @@ import scipy.sparse as sp
 from pdvi._anndata.checks import check_adata, coordinates_of, fit_of, samples_of
 from pdvi._anndata.keys import DOMAIN, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi.gr import knn_graph
-from pdvi.mixtures.annotate import Kept
-from pdvi.mixtures.annotate import annotate as by_mixture
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.consensus import certainty_of, votes
-from pdvi.mixtures.recipe import RECIPE, Recipe
+from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.samples import about_mean
-from pdvi.mixtures.task import Rows, Task
+from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
 from pdvi.pp.projected import projected
-from pdvi.tl.outcome import write_labels
+from pdvi.spatial.consensus import certainty_of, votes
+from pdvi.spatial.transfer import label_by_mixture
+from pdvi.tl.results import write_labels
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -36,7 +35,7 @@ def annotate(
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
     key_added: str | None = None,
-    recipe: Recipe = RECIPE,
+    config: Config = CONFIG,
 ) -> None:
     """Label the spots of ``adata`` with the domains that `tl.domains` found in ``fitted``.
 
@@ -72,26 +71,25 @@ def annotate(
     name = key if key_added is None else key_added
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     components = about_mean(projected(adata, made, layer=layer), samples)
-    mixtures = _mixtures(model)
-    found = averages(components, coordinates, samples, {one.n_neighbors for one in mixtures})
+    counts = np.asarray(model["n_neighbors"])
+    found = averages(components, coordinates, samples, set(counts.tolist()))
     work = _graph(adata, components, sample_key, spatial_key)
     n_domains = len(fitted.obs[key].cat.categories)
-    task = Task(n_domains, beta=float(fit["params"]["beta"]), recipe=recipe)
-    done = []
-    for one in mixtures:
-        X = about_mean(found[one.n_neighbors][:, : one.means.shape[1]], samples)
-        done.append(by_mixture(one, Rows(X, work, coordinates, samples), task))
-    probability = votes([each.probabilities.argmax(1) for each in done], n_domains)
-    both = list(zip(done, mixtures))
-    farther = float(np.median([each.distance / one.distance for each, one in both]))
-    explained = float(np.median([max(each.explained, 0.0) / one.explained for each, one in both]))
+    options: dict[str, Any] = {"n_shards": config.patches(adata.n_obs), "beta": float(fit["params"]["beta"])}
+    graph = ShardedGraph(adata.n_obs, work, coordinates, sample=samples, **options)
+    done = [
+        label_by_mixture(model, number, about_mean(found[count], samples), graph, config)
+        for number, count in enumerate(counts.tolist())
+    ]
+    probability = votes([each[0].argmax(1) for each in done], n_domains)
+    farther, explained = (float(np.median([each[i] for each in done])) for i in (1, 2))
     categories = list(fitted.obs[key].cat.categories)
     labels = probability.argmax(1)
     certainty = certainty_of(probability, labels, len(done))
     write_labels(adata, name, probability, categories, labels, certainty, np.asarray(fitted.uns[f"{key}_colors"]))
     adata.uns[name] = {"params": {"key": key, "sample_key": sample_key or "", "spatial_key": spatial_key}}
     adata.uns[name] |= {"farther": farther, "explained": explained}
-    if farther > recipe.annotate_far or explained < recipe.annotate_explained:
+    if farther > config.max_distance or explained < config.min_explained:
         warnings.warn(
             f"this slide does not fit the domains of `fitted`: spots lie {farther:.1f} times as far from them "
             f"(squared), which explain {explained:.2f} times as much of the features as there. Check that genes and "
@@ -99,18 +97,6 @@ def annotate(
             UserWarning,
             stacklevel=2,
         )
-
-
-def _mixtures(model: Mapping[str, Any]) -> list[Kept]:
-    """Return the mixtures that a file or a fit has kept."""
-    kept = []
-    for i, size in enumerate(np.asarray(model["n_components"])):
-        means, scale = np.asarray(model["means"])[i, :, :size], np.asarray(model["scale"])[i, :size, :size]
-        numbers = (float(np.asarray(model[name])[i]) for name in ("distance", "explained"))
-        kept.append(
-            Kept(int(np.asarray(model["n_neighbors"])[i]), means, scale, np.asarray(model["shares"])[i], *numbers)
-        )
-    return kept
 
 
 def _graph(adata: AnnData, components: np.ndarray, sample_key: str | None, spatial_key: str) -> sp.csr_array:

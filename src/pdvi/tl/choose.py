@@ -15,18 +15,21 @@ from pdvi import metrics
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of, say
 from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
 from pdvi._base.checks import instance, whole
-from pdvi.mixtures.candidates import Told, fit_candidates
-from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.task import Rows, Task
-from pdvi.mixtures.views import VIEWS
+from pdvi.mixtures.checks import check_coupling, check_graph
+from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.fit_mixture import FitOptions
+from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
 from pdvi.run.fit import wanted
+from pdvi.spatial.n_domains import Track, fit_candidates
+from pdvi.spatial.views import VIEWS
 from pdvi.tl.held_out import Halves, components_of
 from pdvi.tl.missing import is_users_own, make_missing
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+SAME_STABILITY = 0.02  # agreement between seeds that counts as equal
 
 
 def choose_n_domains(
@@ -39,7 +42,7 @@ def choose_n_domains(
     spatial_key: str = SPATIAL,
     key_added: str = "n_domains",
     progress: bool | None = None,
-    recipe: Recipe = RECIPE,
+    config: Config = CONFIG,
 ) -> int:
     """Fit every candidate several times, and to half of the spots; recommend what the other half and all fits support.
 
@@ -66,28 +69,30 @@ def choose_n_domains(
     """
     check_adata(adata)
     candidates = _checked(candidates, adata.n_obs // 2)  # one half of the spots is fitted alone
-    instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
+    instance("config", config, Config, "a pdvi.mixtures.Config")
     whole("n_seeds", n_seeds, least=2)  # to compare
     given = NEIGHBORHOOD if is_users_own(adata) else None
     make_missing(adata, use_rep=given, sample_key=sample_key, spatial_key=spatial_key, components=False)
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    task = Task(candidates[-1], beta=beta, learn_weights=True, recipe=recipe, random_state=0).checked(adata.n_obs)
+    options = FitOptions(config=config)
     features = _features(adata, given, coordinates, samples, n_seeds)
     graph = check_graph(adata.obsp[WEIGHTS], adata.n_obs).astype(np.float64)
-    rows = Rows(features[0], graph, coordinates, samples if samples.any() else None)
-    fits = fit_candidates(rows, features, candidates, task, _bar(progress, "fits of all spots"))
+    how: dict[str, Any] = {"n_shards": config.patches(adata.n_obs), "beta": check_coupling(beta)}
+    sharded = ShardedGraph(adata.n_obs, graph, coordinates, sample=samples if samples.any() else None, **how)
+    fits = fit_candidates(features, sharded, candidates, options, _bar(progress, "fits of all spots"))
     table = pd.DataFrame({"n_domains": candidates})
     pairs = {k: combinations([fit.labels for fit in fits[k]], 2) for k in candidates}
     table["stability"] = [float(np.mean([metrics.ari(a, b) for a, b in pairs[k]])) for k in candidates]
-    table["elbo"] = [fits[k][0].elbo for k in candidates]
+    table["elbo"] = [-fits[k][0].objective for k in candidates]
     stability = table["stability"].to_numpy()
     if components_of(adata) is None:
-        recommended = int(table["n_domains"][stability >= stability.max() - recipe.stability_slack].max())
+        recommended = int(table["n_domains"][stability >= stability.max() - SAME_STABILITY].max())
     else:
-        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, recipe=recipe)
-        scores = halves.scores(candidates, task, n_starts=n_seeds, told=_bar(progress, "fits of one half"))
-        table["held_out"] = scores.mean
-        recommended = candidates[int(np.where(scores.enough, stability, -np.inf).argmax())]
+        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, config=config)
+        track = _bar(progress, "fits of one half")
+        mean, enough = halves.scores(candidates, options, beta=float(beta), n_starts=n_seeds, track=track)
+        table["held_out"] = mean
+        recommended = candidates[int(np.where(enough, stability, -np.inf).argmax())]
     if len(candidates) > 2 and recommended in (candidates[0], candidates[-1]):
         end = "smallest" if recommended == candidates[0] else "largest"
         say(f"the recommended number, {recommended}, is the {end} candidate; others beyond it may be better still.")
@@ -109,7 +114,7 @@ def _features(
     return [seen[numbers[n % len(numbers)]] for n in range(count)]
 
 
-def _bar(progress: bool | None, what: str) -> Told:
+def _bar(progress: bool | None, what: str) -> Track:
     """Return what goes through fits with a bar."""
     return partial(tqdm, desc=what, unit="fit", disable=not wanted(progress), leave=False)
 

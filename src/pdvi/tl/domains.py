@@ -1,36 +1,35 @@
-"""Spatial domains: one call from an AnnData to labels, probabilities and their certainty."""
+"""Spatial domains of an AnnData: prepare inputs, fit views, take what they agree on, write."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
-from pdvi import graphs
 from pdvi._anndata.checks import check_adata, check_names, coordinates_of, features_of, samples_of, say
-from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
-from pdvi._base.checks import instance, whole
+from pdvi._anndata.keys import DOMAIN, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi._base.checks import instance, one_of, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi._base.stopwatch import Stopwatch
 from pdvi._base.telling import tell, told
-from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.pipeline import find_domains
-from pdvi.mixtures.pipeline import refine as refine_spots
-from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.task import Found, Rows, Start, Task
-from pdvi.mixtures.views import VIEWS, Tissue, View, first_views, see
+from pdvi.mixtures.checks import check_coupling, check_graph
+from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.pp.neighborhood import averages
+from pdvi.run.named import solver_for
 from pdvi.shards.nearest import asked_once
+from pdvi.spatial.transfer import keep_mixtures
+from pdvi.spatial.views import FEATURES, VIEWS, Tissue, View, ViewSettings, find_domains
 from pdvi.tl.large import LargeTissue
 from pdvi.tl.missing import blocks_of, is_users_own, make_missing, own_graph
-from pdvi.tl.outcome import Outcome, kept_model, of_one, of_views, write
+from pdvi.tl.results import write_domains
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+SINGLE_STARTS = 6  # of a single view
 
 
 def domains(
@@ -41,16 +40,15 @@ def domains(
     beta: float = 1.0,
     covariance: str = "tied",
     n_init: int | None = None,
-    refine: bool | None = None,
     use_rep: str | None = None,
     graph_key: str = WEIGHTS,
     sample_key: str | None = None,
     spatial_key: str = SPATIAL,
-    key_added: str = "domain",
+    key_added: str = DOMAIN,
     n_patches: int | None = None,
     solver: Any = None,
     seed: int = 0,
-    recipe: Recipe = RECIPE,
+    config: Config = CONFIG,
     memory_limit: str | float | None = None,
     executor: Any = None,
     stages: str | os.PathLike[str] | None = None,
@@ -63,9 +61,9 @@ def domains(
     themselves give the spot its label, two undecided views added), ``obsm[key_probability]`` (the average of the
     matched views), ``obsm[key_posterior]`` (that of the one mixture that agrees most with all views),
     ``obs[key_entropy]`` of the probabilities (0: certain, 1: all domains equally likely), ``uns[key]`` (with the
-    ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and on the ``fit``: set-up, all starts, all
-    rounds, evaluation) and ``uns[key_colors]``. What is missing (spatial components, averaged neighbourhoods, the
-    graph) is made with the defaults, and said once.
+    ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and on the ``fit``) and
+    ``uns[key_colors]``. What is missing (spatial components, averaged neighborhoods, the graph) is made with the
+    defaults, and said once.
 
     Expression on disk (``anndata.read_h5ad(path, backed="r")``, ``anndata.experimental.read_lazy``) is read block by
     block and never held; what is made of it on the way lies in files.
@@ -76,19 +74,15 @@ def domains(
     n_domains
         how many; `choose_n_domains` helps.
     views
-        how many views (`pdvi.mixtures.VIEWS`) are fitted; by default all eight up to 15,000 spots, fewer above. 1 is
-        the plain single fit: the certainty is then that mixture's own, which is far too sure of itself.
+        how many views (`pdvi.spatial.views.VIEWS`) are fitted; by default all five up to 24,000 spots, fewer above.
+        1 is the plain single fit: the certainty is then that mixture's own, which is far too sure of itself.
     beta
         strength of the coupling between neighbours.
     covariance
-        of the noise: "tied" (one full covariance, re-estimated) or "diagonal".
+        of the noise: "tied" (one full covariance) or "diagonal"; it is estimated with everything else.
     n_init
         k-means starts of a view, of which the best fit is kept; by default 1, of a single view 6, fewer where there are
         more than 20,000 spots.
-    refine
-        whether labels are refined on single spots' components. By default the data decides: yes if the spots of a
-        domain are one normal cloud there (borders get sharper), no if they are not, as when a domain has several cell
-        types (it would be torn into them). ``uns[key]["refined"]`` tells.
     use_rep
         features in obsm that are fitted as they are, in a single view. By default the views average "X_spatial", which
         is made if need be (from "X_pca", where there are such components). Averages in "X_neighborhood" that were not
@@ -104,8 +98,8 @@ def domains(
         of the fit; see `PottsMixture`.
     seed
         the same seed gives the same labels.
-    recipe
-        the numbers behind every decision (`pdvi.mixtures.Recipe`); those used are in ``uns[key]["params"]["recipe"]``.
+    config
+        the numbers behind every decision (`pdvi.mixtures.Config`); those used are in ``uns[key]["params"]["config"]``.
     memory_limit
         resident memory of the process where expression is read in blocks: "8GB", or a number of bytes; by default most
         of what is free. Rows that would not fit are fitted from a store by `Disk`.
@@ -121,132 +115,129 @@ def domains(
     """
     check_adata(adata)
     whole("n_domains", n_domains, least=2, most=adata.n_obs, of="the number of spots")
-    checked_seed("seed", seed)
     names = {"use_rep": use_rep, "graph_key": graph_key, "sample_key": sample_key, "spatial_key": spatial_key}
     check_names(**names, key_added=key_added)
-    instance("recipe", recipe, Recipe, "a pdvi.mixtures.Recipe")
-    watch = Stopwatch()
+    instance("config", config, Config, "a pdvi.mixtures.Config")
     given = use_rep or (NEIGHBORHOOD if is_users_own(adata) else None)
+    chosen = _views(views, given, adata.n_obs, config)
+    starts = SINGLE_STARTS if len(chosen) == 1 else 1
+    n_init = max(1, min(starts, config.budget // adata.n_obs)) if n_init is None else n_init
+    whole("n_init", n_init, least=1, most=10_000)
+    settings = ViewSettings(
+        int(n_domains),
+        beta=check_coupling(beta),
+        n_patches=None if n_patches is None else whole("n_patches", n_patches, least=1, most=adata.n_obs),
+        n_init=int(n_init),
+        options=FitOptions(
+            covariance=one_of("covariance", covariance, ("diagonal", "tied")),
+            solver=None if solver is None else solver_for(solver),
+            seed=checked_seed("seed", seed),
+            config=config,
+        ),
+    )
     blocks = None if given else blocks_of(adata, sample_key)
     if blocks is None and (memory_limit, executor, stages) != (None, None, None):
         say("expression is in memory, or not needed: `memory_limit`, `executor` and `stages` have no effect.")
     adata = adata.copy() if copy else adata
-    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    n_views = _number_of_views(views, given, adata.n_obs, recipe)
-    task = Task(
-        int(n_domains),
-        beta=beta,
-        covariance=covariance,
-        learn_weights=True,  # domains differ in size
-        n_init=recipe.starts(adata.n_obs, n_views) if n_init is None else n_init,
-        n_patches=n_patches,
-        max_epochs=recipe.max_epochs,
-        tol=recipe.tol,
-        solver=solver,
-        random_state=seed,
-        recipe=recipe,
-    ).checked(adata.n_obs)
-    places, sample = _apart(coordinates, samples), samples if samples.any() else None
-    weak_graph = partial(_weak_graph, coordinates, samples, recipe.refine_neighbors)
+    where: dict[str, Any] = {"graph_key": graph_key, "sample_key": sample_key, "spatial_key": spatial_key}
+    watch = Stopwatch()
     with ExitStack() as stack:
         stack.enter_context(told(progress))
         stack.enter_context(asked_once(1 + max(view.n_neighbors for view in VIEWS)))
         if blocks is None:
-            make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
-            graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
-            watch.lap("missing")
-        if given is not None:
-            features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
-            spots = None
-            if refine or (refine is None and use_rep is None and COMPONENTS in adata.obsm):
-                spots = features_of(adata, COMPONENTS, "pdvi.pp.prepare(adata)")
-            single = find_domains(Rows(features, graph, places, sample), task, spots, weak_graph, force=bool(refine))
-            outcome = of_one(single, task)
+            tissue = _tissue(adata, chosen, given, **where)
         else:
-            chosen = first_views(n_views, adata.n_obs, recipe)
-            of_averages = [view for view in chosen if view.kind == "averages"]
-            counts = {view.n_neighbors for view in of_averages}
-            if blocks is None:
-                tell("averages of neighbours")
-                components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
-                tissue = Tissue(components, averages(components, coordinates, samples, counts), graph, places, sample)
-            else:
-                limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor, "stages": stages}
-                large = LargeTissue(blocks, coordinates, samples, adata.var_names.to_numpy(), counts, seed)
-                prepared, task = stack.enter_context(large.prepared(task, **limits))
-                graph = own_graph(adata, graph_key, sample_key, prepared.graph)
-                tissue = Tissue(prepared.components, prepared.averages, graph, places, sample)
-                watch.lap("missing")
-            outcome = _looked_at(tissue, chosen, task, refine, weak_graph)
-            sizes = {
-                view: view.components(task.n_components, tissue.components.shape[1], recipe) for view in of_averages
-            }
-            outcome = outcome._replace(model=kept_model(tissue, outcome, sizes, recipe))
-            if blocks is not None:
-                made = {
-                    "params": prepared.made.pop("params") | {"sample_key": sample_key or "", "spatial_key": spatial_key}
-                }
-                adata.obsm[SPATIAL_COMPONENTS] = np.array(prepared.components)
-                adata.uns[SPATIAL_COMPONENTS] = made | prepared.made
+            limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor, "stages": stages}
+            tissue, settings = _streamed(adata, blocks, chosen, settings, stack, limits, **where)
+        watch.lap("missing")
+        found = find_domains(tissue, chosen, settings)
+        mixtures = keep_mixtures(tissue, found.consensus.labels, chosen, settings)
     watch.lap("fit")
     params = {
         "n_domains": int(n_domains),
-        "views": n_views,
+        "views": len(chosen),
         "beta": float(beta),
         "covariance": covariance,
-        "n_init": int(task.n_init),
+        "n_init": int(n_init),
         "use_rep": given or SPATIAL_COMPONENTS,
         "graph_key": graph_key,
         "sample_key": sample_key or "",
         "spatial_key": spatial_key,
         "seed": int(seed),
-        "recipe": recipe.as_params(),
+        "config": config.as_params(),
     }
-    write(adata, key_added, outcome, params)
+    write_domains(adata, key_added, found, params, mixtures)
     adata.uns[key_added] |= {"seconds": watch.laps, "fit_seconds": watch.laps["fit"]}
     return adata if copy else None
 
 
-def _number_of_views(views: int | None, given: str | None, n_rows: int, recipe: Recipe) -> int:
-    """Return how many views there are: one of features that are given."""
+def _views(views: int | None, given: str | None, n_rows: int, config: Config) -> tuple[View, ...]:
+    """Return the views to fit: of features that are given only one."""
     if views is not None:
         whole("views", views, least=1, most=len(VIEWS), of="the number of views there are")
     if given is None:
-        return min(len(VIEWS), recipe.views(n_rows)) if views is None else int(views)
+        count = config.n_views(n_rows) if views is None else int(views)
+        # in a large tissue types of groups mean little: views of averages come first
+        first = sorted(VIEWS, key=lambda view: view.kind != "averages") if n_rows > config.group_above else VIEWS
+        return tuple(first[:count])
     if views is not None and views > 1:
         msg = f"`views` must be 1 for features that are fitted as they are (obsm[{given!r}]), got {views!r}."
         raise ValueError(msg)
-    return 1
+    return (FEATURES,)
 
 
-def _looked_at(tissue: Tissue, views: tuple[View, ...], task: Task, refine: bool | None, weak_graph: Any) -> Outcome:
-    """Return what one or several views of a tissue found, refined on its single spots if that is wanted."""
-    spots = tissue.components if refine or refine is None else None
-    if len(views) == 1:
-        size = views[0].components(task.n_components, tissue.components.shape[1], task.recipe)
-        rows = tissue.rows(views[0], size)
-        return of_one(find_domains(rows, task, spots, weak_graph, force=bool(refine)), task)
+def _tissue(
+    adata: AnnData,
+    views: tuple[View, ...],
+    given: str | None,
+    *,
+    graph_key: str,
+    sample_key: str | None,
+    spatial_key: str,
+) -> Tissue:
+    """Return what the views see, from arrays in memory; components and graph are made where they are missing."""
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
+    graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
+    places = (graph, separate_samples(coordinates, samples), samples if samples.any() else None)
+    if given is not None:
+        features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
+        return Tissue(features, {FEATURES.n_neighbors: features}, *places)
+    tell("averages of neighbors")
+    components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
+    counts = {view.n_neighbors for view in views if view.kind == "averages"}
+    return Tissue(components, averages(components, coordinates, samples, counts), *places)
 
-    def refined(start: Start) -> Found | None:
-        rows = Rows(tissue.components, tissue.graph, tissue.coordinates, tissue.sample)
-        return refine_spots(rows, task, start, weak_graph, force=bool(refine))
 
-    return of_views(see(tissue, views, task, None if spots is None else refined))
+def _streamed(
+    adata: AnnData,
+    blocks: Any,
+    views: tuple[View, ...],
+    settings: ViewSettings,
+    stack: ExitStack,
+    limits: dict[str, Any],
+    *,
+    graph_key: str,
+    sample_key: str | None,
+    spatial_key: str,
+) -> tuple[Tissue, ViewSettings]:
+    """Return the same from expression that is read in blocks, and settings with a store for rows that do not fit."""
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    counts = {view.n_neighbors for view in views if view.kind == "averages"}
+    genes, seed = adata.var_names.to_numpy(), settings.options.seed
+    large = LargeTissue(blocks, coordinates, samples, genes, counts, seed)
+    prepared, settings = stack.enter_context(large.prepared(settings, **limits))
+    graph = own_graph(adata, graph_key, sample_key, prepared.graph)
+    made = {"params": prepared.made.pop("params") | {"sample_key": sample_key or "", "spatial_key": spatial_key}}
+    adata.obsm[SPATIAL_COMPONENTS] = np.array(prepared.components)
+    adata.uns[SPATIAL_COMPONENTS] = made | prepared.made
+    places = (graph, separate_samples(coordinates, samples), samples if samples.any() else None)
+    return Tissue(prepared.components, prepared.averages, *places), settings
 
 
-def _apart(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Samples side by side, so that the patches of one do not reach into the next."""
+def separate_samples(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return samples side by side, so that the patches of one do not reach into the next."""
     extent = np.ptp(coordinates, axis=0).max() + 1.0
     moved = coordinates - coordinates.min(0)
     moved[:, 0] += 2 * extent * samples
     return moved
-
-
-def _weak_graph(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
-    """Many edges of weight 1, none between samples; mutual, since tables have room for the row with most of them."""
-
-    def edges(rows: np.ndarray) -> sp.csr_array:
-        k = min(n_neighbors, len(rows) - 1)
-        return graphs.nearest(coordinates[rows], k) if k >= 1 else sp.csr_array((1, 1))
-
-    return graphs.by_sample(samples, edges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,20 +10,14 @@ import pandas as pd
 from pdvi import gr, pp
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
-from pdvi.mixtures.candidates import Told, fit_candidates, log_density
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.recipe import RECIPE, Recipe
-from pdvi.mixtures.task import Rows, Task
+from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.fit_mixture import FitOptions
+from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.spatial.n_domains import Track, fit_candidates, held_out_log_density
 
 if TYPE_CHECKING:
     from anndata import AnnData
-
-
-class Scores(NamedTuple):
-    """Hold the mean log density of a held-out spot for every candidate, and whether there are domains enough."""
-
-    mean: np.ndarray
-    enough: np.ndarray
 
 
 class Halves:
@@ -41,26 +35,32 @@ class Halves:
         sample_key: str | None = None,
         spatial_key: str = SPATIAL,
         seed: int = 0,
-        recipe: Recipe = RECIPE,
+        config: Config = CONFIG,
     ):
         samples = samples_of(adata, sample_key)
         order = np.random.default_rng(seed).permutation(adata.n_obs)
         order = order[np.argsort(samples[order], kind="stable")]  # sample by sample, so that both halves get of each
         self.rows = np.sort(order[::2]), np.sort(order[1::2])
-        self.fitted, self.held_out = (_part(adata, rows, samples, spatial_key, recipe) for rows in self.rows)
+        self.fitted, self.held_out = (_part(adata, rows, samples, spatial_key, config) for rows in self.rows)
 
-    def scores(self, candidates: list[int], task: Task, *, n_starts: int = 1, told: Told = iter) -> Scores:
+    def scores(
+        self, candidates: list[int], options: FitOptions, *, beta: float = 1.0, n_starts: int = 1, track: Track = iter
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Score every candidate by the best of ``n_starts`` fits to one half.
 
-        A candidate has domains enough if it has gained most of what the best one gains over the smallest.
+        Returns
+        -------
+        the mean log density of a held-out spot for every candidate, and whether it has domains enough: whether it has
+        gained most of what the best one gains over the smallest.
         """
         X, held_out = self.fitted.obsm[NEIGHBORHOOD], self.held_out.obsm[NEIGHBORHOOD]
         graph = check_graph(self.fitted.obsp[WEIGHTS], len(X)).astype(np.float64)
-        rows = Rows(X, graph, self.fitted.obsm[SPATIAL])
-        fits = fit_candidates(rows, [X] * n_starts, candidates, task, told)
-        best = [max(fits[k], key=lambda fit: fit.elbo) for k in candidates]
-        mean = np.array([log_density(X, fit.probabilities, held_out).mean() for fit in best])
-        return Scores(mean, mean >= mean[0] + task.recipe.held_out_gain * (mean.max() - mean[0]))
+        n_shards = options.config.patches(len(X))
+        sharded = ShardedGraph(len(X), graph, self.fitted.obsm[SPATIAL], n_shards=n_shards, beta=beta)
+        fits = fit_candidates([X] * n_starts, sharded, candidates, options, track)
+        best = [min(fits[k], key=lambda fit: fit.objective) for k in candidates]
+        mean = np.array([held_out_log_density(X, fit.probabilities, held_out).mean() for fit in best])
+        return mean, mean >= mean[0] + options.config.held_out_gain * (mean.max() - mean[0])
 
 
 def components_of(adata: AnnData) -> str | None:
@@ -68,13 +68,13 @@ def components_of(adata: AnnData) -> str | None:
     return next((key for key in (COMPONENTS, SPATIAL_COMPONENTS) if key in adata.obsm), None)
 
 
-def _part(adata: AnnData, rows: np.ndarray, samples: np.ndarray, spatial_key: str, recipe: Recipe) -> AnnData:
+def _part(adata: AnnData, rows: np.ndarray, samples: np.ndarray, spatial_key: str, config: Config) -> AnnData:
     """Some of the spots as a slide of their own."""
     from anndata import AnnData
 
     part = AnnData(obs=pd.DataFrame({"sample": samples[rows]}, index=rows.astype(str)))
     part.obsm[COMPONENTS] = features_of(adata, components_of(adata) or COMPONENTS, "pdvi.pp.prepare(adata)")[rows]
     part.obsm[SPATIAL] = coordinates_of(adata, spatial_key)[rows]
-    pp.neighborhood(part, n_neighbors=recipe.held_out_neighbors, sample_key="sample")
+    pp.neighborhood(part, n_neighbors=config.held_out_neighbors, sample_key="sample")
     gr.knn_graph(part, sample_key="sample")
     return part

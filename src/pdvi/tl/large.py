@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,10 @@ from pdvi._base.stages import Draft, Made, Stages
 from pdvi._base.work_dir import WorkDir
 from pdvi.executors.disk import Disk, parse_bytes
 from pdvi.mixtures.checks import proper_edges
-from pdvi.mixtures.task import Place, Task
 from pdvi.pp.blocked import Scaled, choose_genes, leading_components, write_expression
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+from pdvi.spatial.streaming import Storage
+from pdvi.spatial.views import ViewSettings
 from pdvi.tl.missing import are_logarithms
 
 # What `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` take in `tl.domains`.
@@ -60,34 +61,26 @@ class LargeTissue:
     @contextmanager
     def prepared(
         self,
-        task: Task,
+        settings: ViewSettings,
         *,
         memory_limit: str | float | None = None,
         executor: Any = None,
         stages: str | os.PathLike[str] | None = None,
-    ) -> Iterator[tuple[Prepared, Task]]:
+    ) -> Iterator[tuple[Prepared, ViewSettings]]:
         """Give what `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` would make in `tl.domains`.
 
-        The task that comes with it keeps what is found in the same folder, and fits rows that would not fit into memory
-        from a store there. A temporary folder is removed at the end; one that was given is not.
+        The settings that come with it fit rows that would not fit into memory from a store in the same folder. A
+        temporary folder is removed at the end; one that was given is not.
         """
         limit = free_memory() if memory_limit is None else parse_bytes(memory_limit)
         with _folder(stages) as folder:
-            kept = Stages(folder, self._signature(task))
+            kept = Stages(folder, self._signature(settings))
             if kept.found:
                 say(f"going on with what is in {str(folder.path)!r}.")
-            most = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
-            place = Place(
-                Disk(limit, scratch=folder.path, strict=False) if executor is None else executor,
-                folder,
-                max(most, task.recipe.group_above),
-            )
-            found = self._made(kept)
-
-            def keep(name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-                return kept(name, lambda draft: draft.__setitem__("array", make()))["array"]
-
-            yield found, replace(task, place=place, keep=keep)
+            max_rows = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
+            place = Disk(limit, scratch=folder.path, strict=False) if executor is None else executor
+            storage = Storage(place, folder, max(max_rows, settings.config.group_above))
+            yield self._made(kept), replace(settings, storage=storage)
 
     def _made(self, stages: Stages) -> Prepared:
         counts, n, samples = sorted({*self.counts, WEIGHED_NEIGHBORS}), self.blocks.n_rows, self.samples
@@ -136,10 +129,10 @@ class LargeTissue:
     def _log(self) -> bool:
         return are_logarithms(int(self.samples.max(initial=0)) + 1)
 
-    def _signature(self, task: Task) -> str:
-        """Return a text that names this piece of work: other data, or another task, has another one."""
+    def _signature(self, settings: ViewSettings) -> str:
+        """Return a text that names this piece of work: other data, or other settings, have another one."""
         told = hashlib.sha256(json.dumps([self.blocks.signature(), sorted(self.counts), self.seed, self._log]).encode())
-        told.update(repr(replace(task, place=None, keep=None)).encode())
+        told.update(repr(settings).encode())
         for array in (self.coordinates, self.samples):
             told.update(np.ascontiguousarray(array))
         told.update("\n".join(map(str, self.genes)).encode())

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import scipy.sparse as sp
 
 from pdvi.shards.partition import along_curve
 
 
-class Coarse(NamedTuple):
-    """Hold the means of groups of rows, the graph between groups, their centres, and the group of every row."""
+def coarsen(
+    X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int
+) -> tuple[np.ndarray, sp.csr_array, np.ndarray, np.ndarray]:
+    """Return groups of ``size`` rows next to each other in space, each coupled to others as strongly as a row was.
 
-    X: np.ndarray
-    graph: sp.csr_array
-    coordinates: np.ndarray
-    group: np.ndarray
-
-    def mean(self, values: np.ndarray) -> np.ndarray:
-        """Return the mean of the rows of every group."""
-        return _mean(self.group, values)
-
-    def first(self, values: np.ndarray) -> np.ndarray:
-        """Return the value of the first row of every group: of what all rows of a group share."""
-        return np.asarray(values[np.unique(self.group, return_index=True)[1]])
-
-
-def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size: int) -> Coarse:
-    """Return groups of ``size`` rows next to each other in space, each coupled to others as strongly as a row was."""
+    Returns
+    -------
+    means of the groups, the graph between them, their centers, and the group of every row.
+    """
     group = np.empty(len(X), np.int64)
     group[along_curve(coordinates)] = np.arange(len(X)) // size
     member = _member(group, X.dtype)
@@ -37,7 +25,7 @@ def coarsened(X: np.ndarray, graph: sp.csr_array, coordinates: np.ndarray, size:
     between.eliminate_zeros()
     strength = graph.sum() / len(X), between.sum() / between.shape[0]
     between *= strength[0] / max(strength[1], 1e-300)
-    return Coarse(_mean(group, X), between, _mean(group, coordinates), group)
+    return _mean(group, X), between, _mean(group, coordinates), group
 
 
 def _mean(group: np.ndarray, values: np.ndarray) -> np.ndarray:

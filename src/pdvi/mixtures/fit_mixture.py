@@ -1,0 +1,267 @@
+"""One fit of a mixture from given labels: a model in units in which its noise is white, and one call of `fit`.
+
+Everything that is estimated (means, covariance, weights, offsets of samples, compositions) is a block of the globals,
+so nothing iterates around `fit`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pdvi.core.result import Point, Result, Status
+from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.init import MIN_VARIANCE, center, means_of, whitening_of
+from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.models.hierarchical_potts import HierarchicalPottsModel
+from pdvi.models.mixture import ABSENT, MixtureModel, PottsMixtureModel
+from pdvi.run.fit import fit
+from pdvi.run.running import RESTORED
+from pdvi.solvers import CAVI, P2DVI
+
+MATRICES = ("tied", "full")
+
+
+class MixtureFit(NamedTuple):
+    """A fitted mixture; its model sees the rows as ``(x - offset) @ whitening.T``."""
+
+    result: Result
+    model: Any
+    probabilities: np.ndarray  # of components, (rows, K)
+    offset: np.ndarray  # of all rows, or of every sample
+    whitening: np.ndarray
+    types: np.ndarray | None = None  # of a hierarchical mixture, probabilities of types, (rows, T)
+
+    @property
+    def objective(self) -> float:
+        """Return the negative ELBO, in the units of the rows."""
+        return self.result.objective
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the most probable component of every row."""
+        return np.asarray(self.probabilities.argmax(1))
+
+    @property
+    def composition(self) -> np.ndarray | None:
+        """Return the expected fraction of every type in every domain, (K, T)."""
+        if "log_concentration" not in self.result.global_params:
+            return None
+        concentration = np.exp(np.asarray(self.result.global_params["log_concentration"], float))
+        return np.asarray(concentration / concentration.sum(1, keepdims=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class FitOptions:
+    """What is estimated, and how."""
+
+    covariance: str = "tied"
+    learn_precision: bool = True
+    learn_weight: bool = True
+    temperature: float = 1.0
+    concentration: float = 1.0  # of the prior of a domain's composition, for each type
+    added_variance: float = 0.0  # to every feature's
+    n_present: int | None = None  # components that are no padding; None: all
+    solver: Any = None
+    executor: Any = None
+    seed: int = 0
+    config: Config = CONFIG
+
+
+def fit_mixture(X: np.ndarray, graph: ShardedGraph, start: np.ndarray, options: FitOptions) -> MixtureFit:
+    """Fit a mixture of rows from probabilities ``start``, (rows, K).
+
+    On a graph it is fitted without damping first. If the objective rises on the way, sweeps oscillate, and it is fitted
+    again with the damping that excludes it; the better fit is returned.
+    """
+    rows, offset, unit = center(X, graph.sample)
+    model, whitening = _model(rows, start, graph, options, unit)
+    problem = graph.problem(model, rows @ whitening.T.astype(rows.dtype))
+
+    def run(damping: float) -> Result:
+        damped = dataclasses.replace(model, damping=on_device(damping))
+        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), graph.shard(start), options)
+
+    result = _without_oscillation(run, graph, options)
+    return MixtureFit(result, model, graph.unshard(result.local_params), offset, whitening / unit)
+
+
+def fit_hierarchical(
+    X: np.ndarray, graph: ShardedGraph, start: np.ndarray, types: np.ndarray, options: FitOptions
+) -> MixtureFit:
+    """Fit a hierarchical mixture from probabilities of domains, (rows, K), and of types, (rows, T)."""
+    rows, offset, unit = center(X, graph.sample)
+    lower, whitening = _model(rows, types, graph, dataclasses.replace(options, learn_weight=False), unit)
+    lower = dataclasses.replace(lower, log_weight=on_device(np.zeros(types.shape[1])))
+    prior = np.full(types.shape[1], options.concentration)
+    model = HierarchicalPottsModel(
+        types=lower,
+        concentration=on_device(prior + start.T @ types),
+        prior_concentration=on_device(prior),
+        log_weight=on_device(np.full(start.shape[1], -np.log(start.shape[1]))),
+        learn_weight=options.learn_weight,
+    )
+    problem = graph.problem(model, rows @ whitening.T.astype(rows.dtype))
+    local = {"domain": graph.shard(start), "type": graph.shard(types)}
+
+    def run(damping: float) -> Result:
+        damped = dataclasses.replace(model, types=dataclasses.replace(lower, damping=on_device(damping)))
+        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), local, options)
+
+    result = _without_oscillation(run, graph, options)
+    found = {name: graph.unshard(values) for name, values in result.local_params.items()}
+    return MixtureFit(result, model, found["domain"], offset, whitening / unit, found["type"])
+
+
+def _model(
+    X: np.ndarray, start: np.ndarray, graph: ShardedGraph, options: FitOptions, unit: float
+) -> tuple[MixtureModel, np.ndarray]:
+    known: dict[str, Any] = {"n_rows": graph.total_weight, "n_samples": graph.n_samples}
+    return mixture_model(X, start, options, unit, **known, on_graph=graph.graph is not None)
+
+
+def mixture_model(
+    X: np.ndarray,
+    start: np.ndarray,
+    options: FitOptions,
+    unit: float,
+    *,
+    n_rows: float,
+    n_samples: int = 0,
+    on_graph: bool = False,
+) -> tuple[MixtureModel, np.ndarray]:
+    """Return the model of centered rows (or some of them) from labels, and the matrix that whitens the rows for it.
+
+    The prior of the means has the variance between the starting means; that of the offsets is as wide, so that two
+    samples without a common domain are not forced onto each other.
+    """
+    covariance, d = options.covariance, X.shape[1]
+    n_components = start.shape[1] if options.n_present is None else options.n_present
+    labels, means = start.argmax(1), means_of(X, start)
+    means[n_components:] = 0
+    whitening = whitening_of(X, labels, means) if covariance in MATRICES else np.eye(d)
+    means = means @ whitening.T
+    within, shared, between = _variances(X @ whitening.T, means, np.asarray(start, float), n_components)
+    if covariance in MATRICES:
+        between = np.full(d, max(float(between.mean()), MIN_VARIANCE))
+    log_weight = np.full(len(means), ABSENT)
+    log_weight[:n_components] = -np.log(n_components)
+    values: dict[str, Any] = {
+        "start": means,
+        "prior_mean": np.zeros(d),
+        "prior_variance": between,
+        "precision": _first_precision(covariance, within, shared),
+        "log_weight": log_weight,
+        "n_rows": n_rows,
+        "log_scale": float(np.linalg.slogdet(whitening)[1]) - d * np.log(unit),
+        "temperature": options.temperature,
+        "damping": 0.0,
+    }
+    if options.added_variance:
+        added = options.added_variance / unit**2
+        values["added_variance"] = added * (whitening @ whitening.T if covariance in MATRICES else np.eye(d))
+    if n_samples:
+        values["offset_variance"] = np.full(n_samples, float(between.mean()))
+    if covariance == "full":
+        frame_mean, frame = _frames(X @ whitening.T, start, means)
+        values |= {"frame_mean": frame_mean, "frame": frame, "start": np.zeros_like(means)}
+        values["prior_mean"] = -np.einsum("kde,ke->kd", frame, frame_mean)
+    fields: dict[str, Any] = {name: on_device(value) for name, value in values.items()}
+    fields |= {"learn_precision": options.learn_precision, "learn_weight": options.learn_weight}
+    return (PottsMixtureModel if on_graph else MixtureModel)(**fields, covariance=covariance), whitening
+
+
+def component_means(fitted: MixtureFit) -> np.ndarray:
+    """Return the means of components as the model sees rows, (K, d); a full covariance has them in its frames."""
+    mean = np.asarray(fitted.result.global_params["mean"], float)
+    if fitted.model.covariance != "full":
+        return mean
+    back = np.linalg.inv(np.asarray(fitted.model.frame, float))
+    return np.einsum("kde,ke->kd", back, mean) + np.asarray(fitted.model.frame_mean, float)
+
+
+def _variances(X: np.ndarray, means: np.ndarray, start: np.ndarray, n_components: int) -> tuple[np.ndarray, ...]:
+    """Variances per feature: within every component and between components; none is 0, so no precision is infinite.
+
+    A component has one more row with the variance within all of them.
+    """
+    every = max(1, len(X) // 20_000)
+    X, start = X[::every], start[::every]
+    total, mass = X.var(0), start.sum(0)[:, None]
+    least = MIN_VARIANCE * (float(total.mean()) or 1.0)
+    within = start.T @ X**2 - 2 * means * (start.T @ X) + mass * means**2
+    shared = np.maximum(within.sum(0) / len(X), least)
+    between = means[:n_components].var(0) if n_components > 1 else total
+    return np.maximum((np.maximum(within, 0) + shared) / (mass + 1), least), shared, np.maximum(between, least)
+
+
+def _first_precision(covariance: str, within: np.ndarray, shared: np.ndarray) -> np.ndarray:
+    d = len(shared)
+    if covariance == "spherical":
+        return 1 / within.mean(1)
+    if covariance == "tied":
+        return np.eye(d)
+    if covariance == "full":
+        return np.broadcast_to(np.eye(d), (len(within), d, d))
+    return 1 / shared if covariance == "diagonal" else 1 / within
+
+
+def _frames(X: np.ndarray, start: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and whitening of every component's rows, as if it had d + 1 more of unit covariance."""
+    d = X.shape[1]
+    frames = []
+    for k, mean in enumerate(means):
+        residuals = X - mean
+        scatter = (residuals * start[:, k : k + 1]).T @ residuals
+        covariance = (scatter + (d + 1) * np.eye(d)) / (start[:, k].sum() + d + 1)
+        frames.append(np.linalg.inv(np.linalg.cholesky(covariance)))
+    return means, np.stack(frames)
+
+
+def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
+    """Return the result of `fit` from given responsibilities."""
+    config = options.config
+    solver = options.solver
+    if solver is None:  # a single shard has nobody to agree with: Algorithm 1 without a penalty is coordinate ascent
+        solver = P2DVI() if problem.n_shards > 1 else CAVI()
+    result = fit(
+        problem,
+        solver,
+        start=Point({}, local),
+        batch_size=problem.n_shards if solver.full_batch else max(1, problem.n_shards // 100),
+        max_epochs=config.max_epochs,
+        tol=0.0,
+        abs_tol=config.tol * float(problem.model.n_rows),
+        seed=options.seed,
+        executor=options.executor,
+        progress=False,
+    )
+    if result.status is Status.INTERRUPTED:  # a part of a fit is of no use here
+        raise KeyboardInterrupt
+    return result
+
+
+def _without_oscillation(run: Any, graph: ShardedGraph, options: FitOptions) -> Result:
+    result = run(0.0)
+    if graph.graph is None or not _oscillates(result, options.config.tol * graph.total_weight):
+        return result
+    damping = graph.safe_damping(options.temperature)
+    again = run(damping) if damping else result
+    return again if again.objective < result.objective else result
+
+
+def _oscillates(result: Result, tol: float) -> bool:
+    """Whether a run was set back, or ended above its lowest objective: on the way it may rise before it falls."""
+    objective = result.trace["objective"].to_numpy()
+    set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
+    return bool(set_back or objective[-1] > objective.min() + 10 * tol)
+
+
+def on_device(value: Any) -> Any:
+    """Return a number or an array in working precision; converting it on the device would compile a program."""
+    return jax.device_put(np.asarray(value, np.dtype(jnp.result_type(float))))

@@ -1,0 +1,97 @@
+"""Where a fit begins: centered rows, labels from k-means, and units in which the noise around labels is white."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pdvi.mixtures.samples import means_by_sample
+
+NORMAL_SPREAD = 1e-4, 1e4  # spreads that single precision squares and multiplies without loss: left as they are
+POSSIBLE_SPREAD = 1e-150, 1e150  # spreads whose squares a double holds
+MIN_VARIANCE = 1e-6  # over the mean variance: constant features must not divide by 0
+RESOLVED = 1e-2  # of a feature's variance is added to the noise of the start: second moments in single precision do not
+# resolve much less, and the precision can still grow a hundredfold
+KMEANS_ROWS = 20_000  # that k-means and a covariance are computed from at most
+KMEANS_TOL = 1e-3  # the fit goes on from there
+
+
+class Centered(NamedTuple):
+    """Rows about their mean, or their sample's, in a unit that single precision can work with."""
+
+    X: np.ndarray
+    offset: np.ndarray
+    unit: float
+
+
+def center(rows: np.ndarray, sample: np.ndarray | None = None) -> Centered:
+    """Return rows minus their (sample's) mean, divided by a power of two if their spread is very small or large."""
+    largest = float(np.abs(rows).max())
+    if largest > POSSIBLE_SPREAD[1]:
+        raise _impossible(largest)
+    offset = means_by_sample(rows, sample)
+    X = rows - (offset if sample is None else offset[sample])
+    deviation = float(np.abs(X).max())
+    spread = deviation * float(np.sqrt(np.mean((X / deviation) ** 2, dtype=float))) if deviation else 1.0
+    # what is left of a constant is rounding, and not to be made large
+    spread = max(spread, 16 * float(np.finfo(X.dtype).eps) * largest)
+    if NORMAL_SPREAD[0] <= spread <= NORMAL_SPREAD[1]:
+        return Centered(X, offset, 1.0)
+    if spread < POSSIBLE_SPREAD[0]:
+        raise _impossible(spread)
+    unit = 2.0 ** round(float(np.log2(spread)))  # a power of two: no digit of the data changes
+    return Centered((X / unit).astype(X.dtype) if unit >= np.finfo(X.dtype).tiny else X * (1 / unit), offset, unit)
+
+
+def _impossible(size: float) -> ValueError:
+    low, high = POSSIBLE_SPREAD
+    msg = f"`X` must vary by {low:g} to {high:g}, since variances are squares, got {size:.3g}; give it in other units."
+    return ValueError(msg)
+
+
+def kmeans_labels(
+    X: np.ndarray, n_components: int, *, seed: int = 0, runs: int = 1, max_rows: int = KMEANS_ROWS
+) -> np.ndarray:
+    """Return the label of every row by the best of ``runs`` of k-means on at most ``max_rows`` rows."""
+    from sklearn.cluster import KMeans
+
+    rng = np.random.default_rng(seed)
+    sample = X if len(X) <= max_rows else X[np.sort(rng.choice(len(X), max_rows, replace=False))]
+    sample = np.asarray(sample, float)  # scikit-learn converts single precision again and again
+    kmeans = KMeans(n_components, n_init=runs, tol=KMEANS_TOL, random_state=int(rng.integers(2**31))).fit(sample)
+    if len(sample) == len(X):
+        return np.asarray(kmeans.labels_)
+    return nearest_mean(X, kmeans.cluster_centers_)
+
+
+def nearest_mean(X: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Return the mean that is nearest to every row."""
+    means = np.asarray(means, X.dtype)
+    return np.asarray((0.5 * (means**2).sum(1) - X @ means.T).argmin(1))
+
+
+def means_of(X: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Return the mean of every component's rows."""
+    mass = np.maximum(probabilities.sum(0), 1e-6)
+    return np.asarray(probabilities.T @ X / mass[:, None], float)
+
+
+def one_hot(labels: np.ndarray, n_labels: int, dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:
+    """Return probabilities that are 1 for the label of every row."""
+    return np.eye(n_labels, dtype=dtype)[labels]
+
+
+def whitening_of(X: np.ndarray, labels: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Return the matrix after which the residuals around the means of ``labels`` have about unit covariance."""
+    every = max(1, len(X) // KMEANS_ROWS)
+    X = np.asarray(X[::every], float)
+    return np.linalg.inv(scale_of(X - means[labels[::every]], added=RESOLVED * X.var(0)))
+
+
+def scale_of(residuals: np.ndarray, *, added: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the Cholesky factor of the residuals' covariance, which may be singular; ``added`` to its diagonal."""
+    scatter = np.asarray(residuals.T @ residuals, float) / len(residuals)
+    added = np.broadcast_to(added, len(scatter))
+    least = MIN_VARIANCE * float((np.diag(scatter) + added).mean()) or 1.0  # 1: nothing varies
+    return np.linalg.cholesky(scatter + np.diag(np.maximum(added, least)))

@@ -1,0 +1,138 @@
+"""Rows cut into shards, with their part of a graph: found once for all fits of a tissue, whatever their features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+from pdvi.core.problem import Problem
+from pdvi.shards.buckets import bucket
+from pdvi.shards.neighbours import neighbour_tables
+from pdvi.shards.partition import along_curve, consecutive, layout, median_cuts
+
+BUCKETED_ROWS = 100_000  # up to so many rows sizes are rounded up, so that other data compile nothing
+
+
+class ShardedGraph:
+    """The layout of rows, their neighbor tables and the halo, on the device.
+
+    Parameters
+    ----------
+    n_rows
+        Number of rows.
+    graph
+        Checked edge weights; None for a mixture without a graph, whose rows are dealt out to shards at random.
+    coordinates
+        Places of the rows, which are cut into compact patches; None: rows are cut as they come.
+    n_shards
+        Number of patches.
+    beta
+        Strength of the coupling: edge weights are multiplied by it.
+    sample
+        Sample of every row, whole numbers from 0; None: there are no offsets.
+    weight
+        Weight of every row; None: all are 1.
+    halo
+        Whether edges between patches count.
+    seed
+        Of the order of rows without a graph.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        graph: sp.csr_array | None = None,
+        coordinates: np.ndarray | None = None,
+        *,
+        n_shards: int = 1,
+        beta: float = 1.0,
+        sample: np.ndarray | None = None,
+        weight: np.ndarray | None = None,
+        halo: bool = True,
+        seed: int = 0,
+    ):
+        if graph is None:
+            order = np.random.default_rng(seed).permutation(n_rows)
+            found = layout(consecutive(n_rows, n_shards)[np.argsort(order)], order)
+        elif coordinates is None:
+            found = layout(consecutive(n_rows, n_shards))
+        else:
+            found = layout(median_cuts(coordinates, n_shards), along_curve(coordinates))
+        self.layout = found.in_buckets() if n_rows <= BUCKETED_ROWS else found
+        self.graph, self.sample, self.beta = graph, sample, beta
+        self.total_weight = float(n_rows if weight is None else weight.sum())
+        dtype = np.dtype(jnp.result_type(float))
+        mask = self.layout.mask if weight is None else self.layout.mask * self.layout.shard(weight)
+        arrays: dict[str, Any] = {"fraction": mask.sum(1) / self.total_weight}
+        if weight is not None or not mask.all() or self.layout.bucketed:
+            arrays["mask"] = mask
+        arrays = {name: values.astype(dtype) for name, values in arrays.items()}
+        if sample is not None:
+            arrays["sample"] = self.layout.shard(sample).astype(np.int32)
+        self.halo: np.ndarray | None = None
+        if graph is not None:
+            tables = list(neighbour_tables(graph, self.layout, beta, halo=halo))
+            arrays |= {name: np.stack([getattr(t, name) for t in tables]) for name in ("table", "weight")}
+            self.halo = pad_halo([table.halo for table in tables])
+        self._arrays = {name: jax.device_put(values) for name, values in arrays.items()}
+
+    @property
+    def n_samples(self) -> int:
+        """Return how many samples have an offset."""
+        return 0 if self.sample is None else int(self.sample.max()) + 1
+
+    @property
+    def n_shards(self) -> int:
+        """Return the number of shards."""
+        return len(self.layout.rows)
+
+    def safe_damping(self, temperature: float = 1.0) -> float:
+        """Return a damping with which no parallel sweep lets the objective rise."""
+        return 0.0 if self.graph is None else safe_damping(self.graph, self.beta, temperature)
+
+    def problem(self, model: Any, X: np.ndarray) -> Problem:
+        """Return the problem of a mixture of rows ``X``."""
+        x = self.layout.shard(np.asarray(X, np.dtype(jnp.result_type(float))))
+        shards = {**self._arrays, "x": x}
+        if model.covariance in ("tied", "diagonal"):
+            weighted = x * np.asarray(self._arrays["mask"])[..., None] if "mask" in self._arrays else x
+            if model.covariance == "tied":  # one product after the other: a stack of transposed ones misses BLAS
+                shards["square"] = np.stack([one.T @ other for one, other in zip(x, weighted)])
+            else:
+                shards["square"] = np.einsum("bnd,bnd->bd", x, weighted)
+        return Problem(model, shards, halo=self.halo, check=False)
+
+    def shard(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return the responsibilities of rows by shard: probabilities times weights, 0 in padding."""
+        local = self.layout.shard(np.asarray(probabilities, np.dtype(jnp.result_type(float))))
+        return np.asarray(local * np.asarray(self._arrays["mask"])[..., None] if "mask" in self._arrays else local)
+
+    def unshard(self, local: Any) -> np.ndarray:
+        """Return the probabilities of rows from responsibilities by shard."""
+        values = self.layout.unshard(np.asarray(local))
+        return np.asarray(values / np.maximum(values.sum(1, keepdims=True), np.finfo(values.dtype).tiny))
+
+
+def safe_damping(graph: sp.csr_array, beta: float = 1.0, temperature: float = 1.0) -> float:
+    """Return a damping with which no parallel sweep lets the objective rise; see `MixtureModel`.
+
+    The lowest eigenvalue of the weights is at least minus the largest sum of a row (Gershgorin).
+    """
+    largest = beta * float(abs(graph).sum(1).max(initial=0.0))
+    return max(0.0, largest / (4 * temperature) - 0.5)
+
+
+def pad_halo(halos: list[np.ndarray], *, bucketed: bool = True) -> np.ndarray | None:
+    """Return the halos of all shards as one array, the shorter ones filled up with a row that they read anyway."""
+    longest = max(map(len, halos))
+    if longest == 0:
+        return None
+    padded = np.zeros((len(halos), bucket(longest) if bucketed else longest), np.int32)
+    for line, halo in zip(padded, halos):
+        line[:] = halo[0] if len(halo) else 0
+        line[: len(halo)] = halo
+    return padded

@@ -1,0 +1,267 @@
+"""Views: a tissue seen in several ways, each fitted, and the labels they agree on.
+
+Results differ more between reasonable settings (how many neighbors are averaged, domains as places of one mean or as
+compositions of expression states) than between starts. So none is trusted alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from threadpoolctl import ThreadpoolController
+
+from pdvi._base.telling import tell
+from pdvi.mixtures.coarsen import coarsen
+from pdvi.mixtures.config import Config
+from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_hierarchical, fit_mixture
+from pdvi.mixtures.init import center, kmeans_labels, one_hot
+from pdvi.mixtures.neighborhood import domains_of_types
+from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.mixtures.split_merge import split_and_merge
+from pdvi.spatial.consensus import Consensus, adjusted_rand, consensus
+from pdvi.spatial.streaming import Storage, fit_from_store
+
+
+class View(NamedTuple):
+    """One way to see a tissue."""
+
+    kind: str  # "averages": a domain has one mean; "types": it is a composition of types of single spots; "features"
+    n_neighbors: int  # averaged; of types those in whose fractions the start looks for domains; of features 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.n_neighbors} neighbors"
+
+
+# In the order in which they are taken where time allows fewer.
+VIEWS = (
+    View("averages", 22),
+    View("types", 30),
+    View("averages", 30),
+    View("averages", 15),
+    View("types", 15),
+)
+
+
+MIN_SPREAD = 1e-3  # of a component, over the largest one's
+SAMPLED_ROWS = 100_000  # that it is computed from
+FEATURES = View("features", 0)  # features of the user, fitted as they are
+
+
+class Tissue(NamedTuple):
+    """What a tissue is fitted from."""
+
+    components: np.ndarray  # of single spots, best first
+    averages: dict[int, np.ndarray]  # of components over so many neighbors
+    graph: sp.csr_array
+    coordinates: np.ndarray
+    sample: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewSettings:
+    """What `tl.domains` asks of every view."""
+
+    n_domains: int
+    beta: float = 1.0
+    n_patches: int | None = None
+    n_init: int = 1  # k-means starts of a view, of which the best fit is kept
+    options: FitOptions = dataclasses.field(default_factory=FitOptions)
+    storage: Storage | None = None  # for rows that do not fit into memory
+
+    @property
+    def config(self) -> Config:
+        """Return the numbers."""
+        return self.options.config
+
+    def n_features(self, available: int) -> int:
+        """Return how many components a view uses: the means of K domains span K - 1 directions."""
+        return min(available, max(self.config.n_components, self.n_domains - 1))
+
+
+def shard_tissue(tissue: Tissue, settings: ViewSettings) -> ShardedGraph:
+    """Return the patches of a tissue, which all its views share."""
+    n_rows = len(tissue.coordinates)
+    n_shards = settings.config.patches(n_rows) if settings.n_patches is None else settings.n_patches
+    options: dict[str, Any] = {"n_shards": n_shards, "beta": settings.beta, "sample": tissue.sample}
+    return ShardedGraph(n_rows, tissue.graph, tissue.coordinates, **options)
+
+
+def fit_view(
+    tissue: Tissue, view: View, graph: ShardedGraph, settings: ViewSettings, start: np.ndarray | None = None
+) -> MixtureFit:
+    """Fit one view, from given probabilities of the domains or from k-means.
+
+    A component that has lost its rows is put where the fit is poorest, if that helps.
+    """
+    n_domains, options = settings.n_domains, settings.options
+    size = tissue.components.shape[1] if view == FEATURES else settings.n_features(tissue.components.shape[1])
+    if view.kind == "types":
+        X = tissue.components[:, :size]
+        types = types_of(X, graph.sample, settings)
+        if start is None:
+            near = {"n_neighbors": view.n_neighbors, "seed": options.seed, "runs": _runs(len(X), settings)}
+            start = domains_of_types(types, tissue.coordinates, n_domains, **near)
+        # each domain's weight is fixed: learned, and with weak evidence, they lead to one domain for all rows
+        return fit_hierarchical(X, graph, start, types, dataclasses.replace(options, learn_weight=False))
+    X = tissue.averages[view.n_neighbors][:, :size]
+    starts = [start] if start is not None else _starts(center(X, graph.sample).X, settings)
+
+    def refit(probabilities: np.ndarray) -> MixtureFit:
+        return fit_mixture(X, graph, probabilities, options)
+
+    fitted = min(map(refit, starts), key=lambda one: one.objective)
+    rows = (X - (fitted.offset if graph.sample is None else fitted.offset[graph.sample])) @ fitted.whitening.T
+    return split_and_merge(fitted, rows, refit, graph=tissue.graph, max_moves=n_domains)
+
+
+def _starts(X: np.ndarray, settings: ViewSettings) -> list[np.ndarray]:
+    """Labels from k-means with several seeds, as probabilities."""
+    seeds = [settings.options.seed + 101 * number for number in range(settings.n_init)]
+    own = [dataclasses.replace(settings, options=dataclasses.replace(settings.options, seed=seed)) for seed in seeds]
+    return [one_hot(_kmeans(X, settings.n_domains, one), settings.n_domains) for one in own]
+
+
+def types_of(X: np.ndarray, sample: np.ndarray | None, settings: ViewSettings) -> np.ndarray:
+    """Return expression states of single spots by k-means, as probabilities; as many as there are different spots."""
+    labels = _kmeans(center(X, sample).X, min(settings.config.n_types, len(X)), settings)
+    used, labels = np.unique(labels, return_inverse=True)
+    return one_hot(labels, len(used))
+
+
+def fit_views(
+    tissue: Tissue, views: tuple[View, ...], settings: ViewSettings
+) -> tuple[list[MixtureFit], list[np.ndarray]]:
+    """Fit every view alone, then again from what all agree on where it found something else, and keep the better.
+
+    Returns
+    -------
+    the fits, and the labels that every view found alone: agreement between those tells how certain labels are.
+    """
+    graph = shard_tissue(tissue, settings)
+
+    def alone(number: int) -> MixtureFit:
+        tell(f"view {number + 1} of {len(views)}: {views[number]}", number / len(views))
+        own = dataclasses.replace(settings.options, seed=settings.options.seed + number)
+        return fit_view(tissue, views[number], graph, dataclasses.replace(settings, options=own))
+
+    fits = map_threads(alone, len(views))
+    labelings = [fit.labels for fit in fits]
+    common = consensus(labelings, settings.n_domains).labels
+    start = one_hot(common, settings.n_domains)
+
+    def again(number: int) -> MixtureFit:
+        fit = fits[number]
+        if adjusted_rand(fit.labels, common, settings.n_domains) >= settings.config.same_labels:
+            return fit
+        tell(f"view {number + 1} of {len(views)}: {views[number]}, from what all agree on", number / len(views))
+        return min(fit, fit_view(tissue, views[number], graph, settings, start), key=lambda one: one.objective)
+
+    return (map_threads(again, len(views)) if len(views) > 1 else fits), labelings
+
+
+class Domains(NamedTuple):
+    """The domains of a tissue: what its views agree on."""
+
+    consensus: Consensus
+    fits: list[MixtureFit]  # one for each view, of all rows or of groups of rows
+    labelings: list[np.ndarray]  # of all rows, by every view alone
+    views: tuple[View, ...]
+    best: MixtureFit  # whose posterior stands for the domains
+
+
+def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings) -> Domains:
+    """Fit the views and return what they agree on; a large tissue is seen in groups of spots first."""
+    tissue = drop_constant_features(tissue)
+    if len(tissue.coordinates) <= settings.config.group_above:
+        fits, labelings = fit_views(tissue, views, settings)
+        agreed = consensus([fit.labels for fit in fits], settings.n_domains)
+        alone = consensus(labelings, settings.n_domains, agreed.labels)
+        return Domains(alone._replace(medoid=agreed.medoid), fits, labelings, views, fits[agreed.medoid])
+    tell("groups of spots")
+    groups, group = group_tissue(tissue, settings.config.group_size)
+    found = find_domains(groups, views, settings)
+    tell("all spots, from what the views agree on")
+    start = found.consensus.probability[group]
+    last = _fit_all_rows(tissue, views[0], settings, start)
+    labelings = [labels[group] for labels in found.labelings]
+    agreed = consensus(labelings, settings.n_domains, last.labels)
+    return Domains(agreed, found.fits, labelings, views, last)
+
+
+def drop_constant_features(tissue: Tissue) -> Tissue:
+    """Return the tissue without components that hardly vary: a direction without noise has no precision.
+
+    One-hot matrices of cell types, whose rows add up to 1, have one.
+    """
+    every = max(1, len(tissue.components) // SAMPLED_ROWS)
+    spread = np.std(tissue.components[::every], axis=0)
+    kept = spread > MIN_SPREAD * spread.max(initial=0.0)
+    if kept.all() or not kept.any():
+        return tissue
+    averages = {count: mean[:, kept] for count, mean in tissue.averages.items()}
+    return tissue._replace(components=tissue.components[:, kept], averages=averages)
+
+
+def _fit_all_rows(tissue: Tissue, view: View, settings: ViewSettings, start: np.ndarray) -> MixtureFit:
+    """Fit a view of all rows from what their groups have found, in memory or from a store."""
+    storage = settings.storage
+    if storage is None or len(tissue.coordinates) <= storage.max_rows:
+        return fit_view(tissue, view, shard_tissue(tissue, settings), settings, start)
+    X = tissue.averages[view.n_neighbors][:, : settings.n_features(tissue.components.shape[1])]
+    places = (tissue.graph, tissue.coordinates, tissue.sample)
+    return fit_from_store(X, *places, start, settings.options, beta=settings.beta, storage=storage)
+
+
+def group_tissue(tissue: Tissue, size: int) -> tuple[Tissue, np.ndarray]:
+    """Return a tissue of groups of neighboring spots, and the group of every spot."""
+    counts = sorted(tissue.averages)
+    features = np.hstack([tissue.components, *(tissue.averages[count] for count in counts)])
+    X, graph, coordinates, group = coarsen(features, tissue.graph, tissue.coordinates, size)
+    components, *averages = np.split(X, len(counts) + 1, axis=1)
+    sample = None if tissue.sample is None else tissue.sample[np.unique(group, return_index=True)[1]]
+    return Tissue(components, dict(zip(counts, averages)), graph, coordinates, sample), group
+
+
+def map_threads(work: Callable[[int], Any], count: int) -> list[Any]:
+    """Return ``work(i)`` for every number, by two threads: a small fit keeps one core busy."""
+    controller = _thread_controller()
+
+    def one(number: int) -> Any:
+        with controller.limit(limits=1, user_api="openmp"):  # of this thread's k-means: the other has the other cores
+            return work(number)
+
+    # BLAS has one number for all threads: k-means in two of them would restore it in the wrong order
+    with controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(2) as threads:
+        return [done.result() for done in [threads.submit(copy_context().run, one, i) for i in range(count)]]
+
+
+@cache
+def _thread_controller() -> ThreadpoolController:
+    """Look up which libraries have threads, here and in scikit-learn, before there is a second thread that works.
+
+    The look-up holds the dynamic linker's lock and asks for Python's. A thread that imports a library meanwhile holds
+    Python's and asks for the linker's: both would wait for ever.
+    """
+    from sklearn.cluster import KMeans
+
+    KMeans(1, n_init=1).fit(np.zeros((2, 1)))
+    return ThreadpoolController()
+
+
+def _kmeans(X: np.ndarray, n_clusters: int, settings: ViewSettings) -> np.ndarray:
+    """Labels by k-means of some hundred rows a cluster: averages of neighbors are much alike."""
+    runs = _runs(len(X), settings)
+    max_rows = 300 * n_clusters if runs == settings.config.kmeans_runs else 20_000
+    return kmeans_labels(X, n_clusters, seed=settings.options.seed, runs=runs, max_rows=max_rows)
+
+
+def _runs(n_rows: int, settings: ViewSettings) -> int:
+    """How often k-means is run: less often on many rows."""
+    return max(1, min(settings.config.kmeans_runs, settings.config.budget // (3 * n_rows)))
