@@ -161,7 +161,7 @@ def _on_slide(function: Callable[..., Any], **usual: Any) -> Callable[..., Any]:
 
 
 def _domains(adata: Any, n_domains: Any = 2, **arguments: Any) -> None:
-    pdvi.tl.domains(adata, n_domains, **{"n_init": 1, "refine": False, **arguments})
+    pdvi.tl.domains(adata, n_domains, **{"n_init": 1, **arguments})
 
 
 COUNT = {"numbers": ("batch_size", "max_epochs", "max_steps", "max_seconds", "tol", "grad_tol", "seed", "log_every")}
@@ -190,7 +190,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "means_init": [5, "a", ROWS, ROWS[:2], np.full((2, 3), np.nan)],
             "weights_init": [5, "a", [1, 2], [0.5, 0.5], [np.nan, 1], [2, -1]],
             "solver": ["p2dvi", "cavi", 5, "moon", object],
-            "recipe": [5, {}, "a"],
+            "config": [5, {}, "a"],
         },
     ),
     "PottsMixture": (
@@ -200,7 +200,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "graph": [5, "a", GRAPH[:3], -GRAPH, np.nan * GRAPH, sp.csr_array(GRAPH), 1e300 * GRAPH, 0 * GRAPH, ROWS],
             "coordinates": [5, "a", PLACES[:3], np.nan * PLACES, np.zeros((N, 2)), PLACES.astype(str), 1e200 * PLACES],
             "start": [5, "a", ROWS, np.full((N, 2), 0.5), np.full((N, 2), np.nan), -np.ones((N, 2))],
-            **dict.fromkeys(("n_components", "beta", "temperature", "anneal_from", "n_patches", "tol"), NUMBERS),
+            **dict.fromkeys(("n_components", "beta", "temperature", "n_patches", "tol"), NUMBERS),
         },
     ),
     "tl.domains": (

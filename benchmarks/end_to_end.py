@@ -54,16 +54,13 @@ def row(name: str, seconds: float, ari: float, note: str = "") -> None:
 
 def from_components(adata: ad.AnnData) -> None:
     truth = adata.obs["truth"]
-    for name, refine in (("pdvi, default", None), ("pdvi, averages only", False)):
-        for call in ("first call", "after compilation"):
-            fresh = ad.AnnData(obs=adata.obs.copy(), obsm={key: adata.obsm[key] for key in ("X_pca", "spatial")})
-            began = time.perf_counter()
-            pdvi.tl.domains(fresh, DOMAINS, refine=refine)
-            seconds = time.perf_counter() - began
-            found = fresh.uns["domain"]
-            note = f"fit {found['fit_seconds']:.1f} s, {'refined' if found['refined'] else 'not refined'}"
-            used = fresh.obs["domain"].nunique()
-            row(f"{name}, {call}", seconds, pdvi.metrics.ari(truth, fresh.obs["domain"]), f"{note}, {used} domains")
+    for call in ("first call", "after compilation"):
+        fresh = ad.AnnData(obs=adata.obs.copy(), obsm={key: adata.obsm[key] for key in ("X_pca", "spatial")})
+        began = time.perf_counter()
+        pdvi.tl.domains(fresh, DOMAINS)
+        seconds = time.perf_counter() - began
+        note = f"fit {fresh.uns['domain']['fit_seconds']:.1f} s, {fresh.obs['domain'].nunique()} domains"
+        row(f"pdvi, {call}", seconds, pdvi.metrics.ari(truth, fresh.obs["domain"]), note)
     X = adata.obsm["X_pca"]
     began = time.perf_counter()
     labels = KMeans(DOMAINS, n_init=1, random_state=0).fit_predict(X)

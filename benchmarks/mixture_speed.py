@@ -24,7 +24,7 @@ import numpy as np
 import pdvi
 from pdvi import graphs
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
-from pdvi.models.potts_mixture import neighbour_sum
+from pdvi.models.closed_forms import neighbor_sum
 from pdvi.run.running import Run
 from pdvi.shards.partition import along_space, layout, median_cuts
 
@@ -57,7 +57,7 @@ def bare_sweep(problem: pdvi.Problem) -> float:
 
     @jax.jit
     def sweep(problem: pdvi.Problem, phi: jax.Array) -> jax.Array:
-        return problem.map_shards(lambda p, shard: jax.nn.softmax(neighbour_sum(p, shard), axis=1), phi)
+        return problem.map_shards(lambda p, shard: jax.nn.softmax(neighbor_sum(p, shard), axis=1), phi)
 
     return fastest(lambda: sweep(problem, phi))
 

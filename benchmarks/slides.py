@@ -29,7 +29,7 @@ import h5py
 import numpy as np
 
 import pdvi
-from pdvi.mixtures.consensus import match
+from pdvi.spatial.consensus import match
 from peers import PEERS, RECORDED, RECORDED_ON, Peer
 
 README = RECORDED_ON  # the slides of the README's table
