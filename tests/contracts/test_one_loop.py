@@ -13,25 +13,26 @@ SKELETON = runpy.run_path(str(Path(__file__).parents[2] / "docs/skeletons/execut
 SETTINGS = {"batch_size": 1, "seed": 0}
 
 
-@pytest.fixture(scope="module")
-def tissue():
+@pytest.fixture
+def tissue(x64):
+    """In double precision: data in single precision would be rounded elsewhere by every other program."""
     return tissue_problem(800, 16, poor=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", [pdvi.P2DVI(exploration=2), pdvi.P2DVI(scale=0.3, exploration=0), pdvi.MemoizedVB()])
-def test_a_fit_a_given_start_and_a_trial_are_one_run(x64, tissue, solver):
+def test_a_fit_a_given_start_and_a_trial_are_one_run(tissue, solver):
     """Six epochs, with segments in between, from the model's own start."""
     alone = pdvi.fit(tissue, solver, max_epochs=6, tol=0, **SETTINGS)
     started = pdvi.fit(tissue, solver, max_epochs=6, tol=0, start=tissue.model.init_global(None), **SETTINGS)
-    np.testing.assert_allclose(started.trace["objective"], alone.trace["objective"], rtol=1e-11)
+    np.testing.assert_allclose(started.trace["objective"], alone.trace["objective"], rtol=1e-12)
     if isinstance(solver, pdvi.P2DVI):
         space = {"scale": [0.3]}
         tuned = [
             pdvi.tune(tissue, solver, space, trials=1, max_epochs=6, vectorise=vectorise, **SETTINGS).objective
             for vectorise in (True, False)
         ]
-        np.testing.assert_allclose(tuned, alone.objective, rtol=1e-11)
+        np.testing.assert_allclose(tuned, alone.objective, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
