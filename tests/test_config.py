@@ -173,3 +173,15 @@ def test_the_views_of_a_slide_ask_for_their_numbers():
     assert "held_out_gain" not in Told.asked  # the number of domains is given
     pdvi.tl.domains(tissue, 3, config=Told(group_above=300, group_size=2), key_added="grouped")
     assert "group_size" in Told.asked
+
+
+def test_groups_have_at_least_two_rows():
+    with pytest.raises(ValueError, match="`group_size` must be a whole number of at least 2, got 1"):
+        Config(group_size=1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_groups_are_never_fewer_than_domains():
+    adata = pdvi.datasets.tissue(200, n_genes=30, n_domains=3, seed=0)
+    pdvi.tl.domains(adata, 30, views=1, n_init=1, config=Config(group_above=20, max_epochs=3))
+    assert adata.obs["domain"].cat.categories.size == 30

@@ -404,3 +404,10 @@ def test_everything_is_estimated_by_one_fit(covariance):
     lam = problem.ravel({name: jnp.asarray(value) for name, value in result.global_params.items()})
     slope = jax.grad(lambda x: problem.evaluate(x, jnp.asarray(result.local_params))[0].sum())(lam)
     np.testing.assert_allclose(slope, 0, atol=1e-4)
+
+
+def test_an_indefinite_precision_has_no_objective():
+    """Two negative eigenvalues have a positive determinant; a run that gets there must count as diverged."""
+    problem, where = case("tied").problem()
+    globals_ = {**globals_near(problem.model), "precision": -jnp.eye(D)}
+    assert np.isnan(total_loss(problem, where, labels_near(N), globals_, np.ones(N)))

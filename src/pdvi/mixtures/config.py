@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from pdvi._base.checks import whole
+
 
 @dataclass(frozen=True)
 class Config:
@@ -32,6 +34,9 @@ class Config:
     # how many domains
     held_out_neighbors: int = 15  # averaged within one half of the spots
     held_out_gain: float = 0.6  # fraction of the largest gain in the held-out score that is enough
+
+    def __post_init__(self) -> None:
+        whole("group_size", self.group_size, least=2)  # groups of one row would be grouped for ever
 
     def n_views(self, n_rows: int) -> int:
         """Return how many views the budget allows: at least one, and three of a large tissue's groups."""

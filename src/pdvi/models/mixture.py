@@ -375,8 +375,8 @@ class MixtureModel(eqx.Module):
         return precision[:, None] if self.covariance == "spherical" else precision
 
     def _log_det(self, precision: Array) -> Array:
-        if self.covariance in ("tied", "full"):
-            return jnp.linalg.slogdet(precision)[1]
+        if self.covariance in ("tied", "full"):  # not a number where a method has left the positive definite matrices
+            return 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(precision), axis1=-2, axis2=-1)).sum(-1)
         if self.covariance == "spherical":
             return self.start.shape[1] * jnp.log(precision)
         return jnp.sum(jnp.log(precision), axis=-1) if self.covariance == "diag" else jnp.log(precision)

@@ -179,13 +179,14 @@ class Domains(NamedTuple):
 def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings) -> Domains:
     """Fit the views and return what they agree on; a large tissue is seen in groups of spots first."""
     tissue = drop_constant_features(tissue)
-    if len(tissue.coordinates) <= settings.config.group_above:
+    n_rows, size = len(tissue.coordinates), settings.config.group_size
+    if n_rows <= settings.config.group_above or n_rows // size < settings.n_domains:  # fewer groups than domains
         fits, labelings = fit_views(tissue, views, settings)
         agreed = consensus([fit.labels for fit in fits], settings.n_domains)
         alone = consensus(labelings, settings.n_domains, agreed.labels)
         return Domains(alone._replace(medoid=agreed.medoid), fits, labelings, views, fits[agreed.medoid])
     tell("groups of spots")
-    groups, group = group_tissue(tissue, settings.config.group_size)
+    groups, group = group_tissue(tissue, size)
     found = find_domains(groups, views, settings)
     tell("all spots, from what the views agree on")
     start = found.consensus.probability[group]

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from pdvi._anndata.checks import check_adata, coordinates_of, fit_of, samples_of
 from pdvi._anndata.keys import DOMAIN, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi._base.checks import instance
 from pdvi.gr import knn_graph
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.config import CONFIG, Config
@@ -60,6 +61,7 @@ def annotate(
         by default ``key``.
     """
     check_adata(adata)
+    instance("config", config, Config, "a pdvi.mixtures.Config")
     fit = fit_of(fitted, key)
     made, model = fitted.uns.get(SPATIAL_COMPONENTS), fit.get("model")
     if model is None or not isinstance(made, Mapping) or "genes" not in made:
