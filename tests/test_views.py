@@ -98,10 +98,28 @@ def test_a_domain_that_the_start_has_lost_is_found_again():
 
 
 def test_there_are_no_more_types_than_different_spots():
-    X = np.eye(3, dtype=np.float32)[np.arange(300) % 3]
+    tissue = TISSUE._replace(components=np.eye(3, dtype=np.float32)[np.arange(300) % 3])
     with pytest.warns(Warning, match="distinct clusters"):  # scikit-learn's, of k-means
-        types = views.types_of(X, None, ViewSettings(2))
+        types = views.types_of(tissue, ViewSettings(2))
     assert types.shape == (300, 3)
+
+
+def test_views_of_one_kind_of_rows_are_fitted_again_once(monkeypatch):
+    """Both views of types have the same rows, so that from one start they are one fit."""
+    fitted = []
+    fit_view = views.fit_view
+
+    def counted(tissue, view, graph, settings, start=None, types=None):
+        fitted.append((view, start is not None))
+        return fit_view(tissue, view, graph, settings, start, types)
+
+    monkeypatch.setattr(views, "fit_view", counted)
+    always = dataclasses.replace(FOUR, options=FitOptions(config=Config(same_labels=2.0)))  # all are fitted again
+    fits, labelings = views.fit_views(TISSUE, VIEWS, always)
+    assert len(fits) == len(labelings) == len(VIEWS)
+    again = [view for view, from_start in fitted if from_start]
+    assert len(fitted) - len(again) == len(VIEWS)
+    assert sorted(view.kind for view in again) == ["averages", "averages", "averages", "types"]
 
 
 # -------------------------------------------------------------------------------------------------------- all views
@@ -140,13 +158,13 @@ def test_the_agreement_of_all_makes_no_view_worse(monkeypatch):
     alone, inner = {}, views.fit_view
     restarted = []
 
-    def watched(tissue, view, graph, settings, start=None):
+    def watched(tissue, view, graph, settings, start=None, types=None):
         if start is not None:
             restarted.append(view)
         elif view == VIEWS[0]:  # as if k-means had merged two domains and torn a third one
             torn = np.where(TRUTH == 1, 0, TRUTH)
             start = np.eye(4, dtype=np.float32)[np.where((TRUTH == 2) & (TISSUE.coordinates[:, 1] > 0.5), 1, torn)]
-        fitted = inner(tissue, view, graph, settings, start)
+        fitted = inner(tissue, view, graph, settings, start, types)
         alone.setdefault(view, fitted)
         return fitted
 

@@ -32,16 +32,24 @@ _ready: dict[Hashable, Callable[..., PyTree]] = {}
 _lock = Lock()
 
 
-def run(function: Callable[[Any, Any], PyTree], fixed: Hashable, arguments: PyTree, options: dict[str, Any]) -> PyTree:
+def run(
+    function: Callable[[Any, Any], PyTree],
+    fixed: Hashable,
+    arguments: PyTree,
+    options: dict[str, Any],
+    *,
+    keep: bool = True,
+) -> PyTree:
     """Return ``function(fixed, arguments)``, compiled with ``options`` of `jax.jit`.
 
     All leaves of the arguments are arrays. What is returned is made of tuples, lists, dicts and arrays: nothing else is
     known to a process that has not traced the function. ``fixed`` is told apart by its ``repr``, from file to file.
+    ``keep`` False: for this process only, since it depends on source that is not this library's.
     """
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
     working = str(jnp.result_type(float))  # single precision, or double
-    folder = own_folder()
+    folder = own_folder() if keep else None
     key = function, fixed, structure, shapes, working, folder, repr(options)
     with _lock:  # tracing is Python's work: two threads would only be in each other's way
         call = _ready.get(key)
@@ -53,6 +61,8 @@ def run(function: Callable[[Any, Any], PyTree], fixed: Hashable, arguments: PyTr
             told = (function.__module__, function.__qualname__, fixed, str(structure), shapes, working)
             traced = flat if folder is None else _kept(flat, leaves, folder / TRACED / _name(told))
             call = _ready[key] = jax.jit(traced, **options)
+    if folder is not None:  # results of kept programs carry a mesh: given back as they are, they would compile it again
+        leaves = jax.device_put(leaves, jax.local_devices()[0])
     return call(*leaves)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.device import on_device
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Shards, ShardStateFn, Solver, State
@@ -214,7 +215,7 @@ def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any])
 
 def traced(solver: Any) -> Any:
     """Return a solver with its real-valued settings as arrays: a grid over step sizes then compiles once."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, solver)
+    return jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, solver)
 
 
 def updated(problem: Problem, solver: Solver, server: Any, total: PyTree, count: int, told: Any) -> Any:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.forks import computing
-from pdvi._base.types import Array, Globals, PyTree
+from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Augmentation, Model, lacking, methods_of, rebuilt
 from pdvi.shards.stacking import stack, take, to_device
 from pdvi.shards.store import Store
@@ -161,7 +161,7 @@ class Problem(eqx.Module):
         """Return the vector ``lam`` of a dict of blocks."""
         return jnp.concatenate([jnp.ravel(globals_[name]) for name, _ in self.blocks])
 
-    def unravel(self, lam: Array) -> Globals:
+    def unravel(self, lam: Any) -> dict[str, Any]:
         """Return the dict of blocks of a vector ``lam``."""
         slices = self.block_slices
         return {name: lam[slices[name]].reshape(shape) for name, shape in self.blocks}

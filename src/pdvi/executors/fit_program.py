@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base import programs
+from pdvi._base.compiled import quickly_compiled
 from pdvi._base.types import Array
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver, State
-from pdvi.executors.steps import TracedShards, precise_sum, quickly, steps
+from pdvi.executors.steps import TracedShards, is_little, precise_sum, steps
 
 MAX_ROWS = 32  # of the trace in one call
 MAX_DRAWN = 2**22  # numbers of shards that are drawn for one call
@@ -138,24 +141,42 @@ def run_to_stop(
     room = max(FEW_STEPS, 1 << (most - 1).bit_length())
     padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
     padded[: len(batches)] = batches
-    end = _program(problem, solver, state, good, key, jnp.asarray(padded), rules, history, watch)
-    state, good, ends, counts, numbers, metrics = end
-    ends, counts, numbers = jax.device_get((ends, counts, numbers))
+    arguments = (problem, solver, state, good, jax.random.key_data(key), padded, rules, history, watch)
+    arrays, rest = eqx.partition(arguments, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
+    others, structure = jax.tree.flatten(rest)
+    options = quickly_compiled() if is_little(arrays) else {}
+    found = programs.run(_program, (tuple(others), structure), arrays, options, keep=_is_own((problem.model, solver)))
+    state, good = (jax.tree.unflatten(jax.tree.structure(old), new) for old, new in zip((state, good), found["states"]))
+    ends, counts, numbers, metrics = jax.device_get(
+        (found["ends"], found["counts"], found["numbers"], found["metrics"])
+    )
     step, needs_host, n_rows = (int(value) for value in ends)
-    counts, numbers = counts[:n_rows], numbers[:n_rows]
-    n_norms = len(problem.blocks)
     rows = Rows(
-        step=counts[:, 0],
-        notes=counts[:, 2],
-        objective=numbers[:, :2],
-        norms=numbers[:, 2 : 2 + n_norms],
-        metrics={name: numbers[:, 2 + n_norms + i] for i, name in enumerate(metrics)},
+        step=counts[:n_rows, 0],
+        notes=counts[:n_rows, 2],
+        objective=numbers[:n_rows, :2],
+        norms=numbers[:n_rows, 2:],
+        metrics={name: values[:n_rows] for name, values in metrics.items()},
     )
     return Outcome(state, good, step, bool(needs_host), rows)
 
 
-@quickly
-def _program(
+def _is_own(value: Any) -> bool:
+    """Return whether a model or a solver is this library's through and through: the source of others may change."""
+    if isinstance(value, eqx.Module):
+        return type(value).__module__.startswith("pdvi.") and all(map(_is_own, vars(value).values()))
+    return all(map(_is_own, value)) if isinstance(value, tuple) else not callable(value)
+
+
+def _program(fixed: tuple[Any, ...], arrays: Any) -> dict[str, Any]:
+    """Return arrays by name: a process that has not traced the program knows no other containers."""
+    others, structure = fixed
+    problem, solver, state, good, key, *rest = eqx.combine(arrays, jax.tree.unflatten(structure, others))
+    state, good, found = _run(problem, solver, state, good, jax.random.wrap_key_data(key), *rest)
+    return {**found, "states": (jax.tree.leaves(state), jax.tree.leaves(good))}
+
+
+def _run(
     problem: Problem,
     solver: Solver,
     state: State,
@@ -165,7 +186,7 @@ def _program(
     rules: Rules,
     history: History,
     watch: Watch,
-) -> tuple[Any, ...]:
+) -> tuple[State, State | None, dict[str, Any]]:
     rules, history, watch = jax.tree.map(jnp.asarray, (rules, history, watch))
     batch_size, n_before, dtype = batches.shape[1], history.counts.shape[0], state.lam.dtype
     per_epoch = problem.steps_per_epoch(batch_size)
@@ -247,7 +268,13 @@ def _program(
     first = Carry(state, good, rules.step, jnp.asarray(True), jnp.asarray(0, jnp.int32), log, no)
     end = jax.lax.while_loop(lambda c: ~(c.log.stop | c.needs_host), body, first)
     ends = jnp.stack([end.step, end.needs_host.astype(jnp.int32), end.log.n_rows - n_before])
-    return end.state, end.good, ends, end.log.counts[n_before:], end.log.numbers[n_before:], tuple(names)
+    counts, numbers = end.log.counts[n_before:], end.log.numbers[n_before:]
+    metrics = {name: numbers[:, i - len(names)] for i, name in enumerate(names)}
+    return (
+        end.state,
+        end.good,
+        {"ends": ends, "counts": counts, "numbers": numbers[:, : width - len(names)], "metrics": metrics},
+    )
 
 
 def _watch_anew(watch: Watch) -> Watch:

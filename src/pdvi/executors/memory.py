@@ -118,7 +118,7 @@ def _like(template: PyTree, local: PyTree) -> PyTree:
     if wanted != given:
         msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {given}."
         raise ValueError(msg)
-    return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in found])
+    return jax.tree.unflatten(structure, [jax.device_put(np.asarray(leaf)) for leaf in found])
 
 
 def _added(told: PyTree) -> PyTree:

@@ -137,7 +137,9 @@ def init_shard_states(problem: Problem, solver: Solver, lam: Array, local: PyTre
     return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
 
 
-NOTES: list[str] = []  # all texts that compiled programs may write into the trace: each is a bit there
+# All texts that compiled programs may write into the trace: each is a bit there. This library's own are listed, so that
+# a program that another process has traced means the same ones.
+NOTES = ["consensus initialization", "warm-up did not improve the objective"]
 
 
 class TracedShards(Shards):

@@ -10,10 +10,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.device import on_device
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.init import MIN_VARIANCE, center, means_of, whitening_of
@@ -260,8 +259,3 @@ def _oscillates(result: Result, tol: float) -> bool:
     objective = result.trace["objective"].to_numpy()
     set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
     return bool(set_back or objective[-1] > objective.min() + 10 * tol)
-
-
-def on_device(value: Any) -> Any:
-    """Return a number or an array in working precision; converting it on the device would compile a program."""
-    return jax.device_put(np.asarray(value, np.dtype(jnp.result_type(float))))

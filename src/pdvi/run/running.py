@@ -395,7 +395,7 @@ class Run:
         if self.good is not self.state:
             state |= {f"good.{name}": value for name, value in _all_named(self.good).items()}
         return Result(
-            global_params=jax.tree.map(np.asarray, self.problem.unravel(self.state.lam)),
+            global_params=self.problem.unravel(np.asarray(self.state.lam)),
             local_params=local(self.state),
             trace=pd.DataFrame(self.rows),
             status=status,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.device import on_device
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, require
 from pdvi.core.problem import Problem
@@ -29,7 +30,8 @@ MAX_RISES = 2  # with one constant: it is not tried again
 FIRST_FLOOR = 1e-6  # of the largest eigenvalue, in units of the diagonal, before anything else is known
 GLOBAL_STEPS = 3  # of the consensus initialization: blocks that need each other come close in so many
 UPDATE_EPOCHS = np.unique([1, 2, 3, *(m << k for k in range(1, 24) for m in (2, 3))])  # 1, 2, 3, 4, 6, 8, 12, 16, ...
-START, WARM_START = 0, -1  # in place of an epoch: the initialization is due, its local variables to be found or given
+NOT_INITIALIZED = -1  # in place of an epoch: the initialization is due
+NO_PENALTY = 1e-12  # D before it is estimated for the first time: any curvature is more
 
 CONSENSUS, NEWTON = "consensus", "newton"  # initializations
 
@@ -42,7 +44,7 @@ class AdaptiveServer(NamedTuple):
     least: Array  # the least c that has not gone wrong twice
     rises: Array  # how often the objective rose with that c
     judged: Array  # the objective when D was last estimated
-    due: Array  # the epoch after which it is next; START or WARM_START before the initialization
+    due: Array  # the epoch after which it is next; NOT_INITIALIZED before the initialization
 
     @property
     def lam(self) -> Array:
@@ -84,6 +86,8 @@ class AdaptivePenalty(Wrapper):
         the curvature after minimizing over the locals, which is what counts if a visit moves both.
     independent_rows
         rows of a shard's local variables meet in the globals only.
+    warm
+        local variables are given: the consensus initialization does not look for them.
     """
 
     solver: Any
@@ -91,14 +95,21 @@ class AdaptivePenalty(Wrapper):
     full: bool = eqx.field(default=False, static=True)
     profiled: bool = eqx.field(default=False, static=True)
     independent_rows: bool = eqx.field(default=False, static=True)
+    warm: bool = eqx.field(default=False, static=True)
 
     # ---------------------------------------------------------------------------------------------- the start
 
     def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> AdaptiveServer:
-        """Return the server's state before the first step, with D from the curvature there."""
+        """Return the server's state before the first step, with D from the curvature there.
+
+        The consensus initialization moves lam, and estimates D and all shard states where it ends.
+        """
+        constant = self.solver.constant(problem, batch_size)
         if self.initialization == CONSENSUS:
             require(type(self.solver).__name__, problem.model, Conjugate)
-        constant = self.solver.constant(problem, batch_size)
+            shards.warm = False
+            none = on_device(np.full(lam.shape, NO_PENALTY), lam.dtype)
+            return self._server(Server(lam, lam, on_device(np.zeros(lam.shape), lam.dtype), none), constant)
         inner = self._first_server(problem, shards, lam, batch_size)
         if self.full:
             sizes = np.diag(np.sqrt(inner.penalty))
@@ -108,10 +119,12 @@ class AdaptivePenalty(Wrapper):
                 _, mean = self._mean_curvature(problem, shards, At(lam, jnp.sqrt(inner.penalty)))
                 penalty = self._first_penalty(mean, constant, sizes)
             inner = with_penalty(inner, penalty)
-        wide = jnp.asarray(constant, lam.dtype)
-        due = 1 if self.initialization is None else WARM_START if shards.warm else START
-        count = partial(jnp.asarray, dtype=jnp.int32)
-        return AdaptiveServer(inner, wide, wide, count(0), jnp.full_like(wide, jnp.inf), count(due))
+        return self._server(inner, constant)
+
+    def _server(self, inner: Server, constant: float) -> AdaptiveServer:
+        number, count = (partial(on_device, dtype=dtype) for dtype in (inner.lam.dtype, np.int32))
+        due = 1 if self.initialization is None else NOT_INITIALIZED
+        return AdaptiveServer(inner, number(constant), number(constant), count(0), number(np.inf), count(due))
 
     def _first_server(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> Server:
         if not self.profiled:
@@ -135,12 +148,12 @@ class AdaptivePenalty(Wrapper):
             self._init_by_newton(problem, shards)
 
     def _init_in_consensus(self, problem: Problem, shards: Shards) -> None:
-        """Go to the best globals for the local variables at the start, with the duals there."""
-        shards.when(shards.server.due == START, lambda shards: shards.update(local_step, shards.lam))
+        """Go to the best globals for the local variables at the start, with the duals there; D is due next."""
+        if not self.warm:
+            shards.update(local_step, shards.lam)
         server = shards.server
         lam = consensus_globals(problem, shards.sum(statistics_of, None), server.lam)
-        inner = start(lam, server.inner.penalty)
-        shards.server = server._replace(inner=inner, due=jnp.full_like(server.due, START))
+        shards.server = server._replace(inner=start(lam, server.inner.penalty), due=jnp.zeros_like(server.due))
         shards.note("consensus initialization")
         reinit_shard_states(problem, shards, self)
 
@@ -170,7 +183,7 @@ class AdaptivePenalty(Wrapper):
         on_host = self.full or self.profiled  # eigenvalues are taken in double precision
         if self.initialization is not None:
             shards.when(
-                shards.server.due <= START,
+                shards.server.due == NOT_INITIALIZED,
                 partial(self._initialize, problem),
                 on_host=on_host or self.initialization == NEWTON,
             )
@@ -182,6 +195,9 @@ class AdaptivePenalty(Wrapper):
         server = shards.server
         D = server.inner.penalty
         loss, mean = self._mean_curvature(problem, shards, At(server.lam, root(D)))
+        if self.initialization == CONSENSUS:  # nothing is known before: a rare component has the others' D at first
+            before = jnp.where(jnp.isinf(server.judged), server.constant * block_means(problem, D * mean), D)
+            D, mean = before, mean * (D / before)
         new = self._judge(server, loss)
         penalty, cut_short = changed(D, mean, new.constant)
         due = jnp.where(cut_short, epoch + 1, next_update(epoch))
@@ -251,6 +267,11 @@ class AdaptivePenalty(Wrapper):
 def consensus_globals(problem: Problem, statistics: PyTree, lam: Array) -> Array:
     """Return the best globals for these statistics, by a few global steps that each start where the last one ended."""
     return jax.lax.fori_loop(0, GLOBAL_STEPS, lambda _, lam: like(lam, best_globals(problem, statistics, lam)), lam)
+
+
+def block_means(problem: Problem, vector: Array) -> Array:
+    """Return a vector of the globals with every entry replaced by the mean of its block."""
+    return jnp.concatenate([jnp.full_like(vector[part], vector[part].mean()) for part in problem.block_slices.values()])
 
 
 def n_sampled(problem: Problem, subset: np.ndarray | None) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
+from pdvi._base.device import on_device
 from pdvi.core.result import Point
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.fit_mixture import on_device
 from pdvi.mixtures.init import MIN_VARIANCE, means_of, one_hot, scale_of
 from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph

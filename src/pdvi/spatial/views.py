@@ -38,6 +38,11 @@ class View(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind} of {self.n_neighbors} neighbors"
 
+    @property
+    def rows(self) -> tuple[str, int]:
+        """Return what tells apart the rows that are fitted: views of types differ in their starts only."""
+        return (self.kind, 0) if self.kind == "types" else (self.kind, self.n_neighbors)
+
 
 # In the order in which they are taken where time allows fewer.
 VIEWS = (
@@ -94,7 +99,12 @@ def shard_tissue(tissue: Tissue, settings: ViewSettings) -> ShardedGraph:
 
 
 def fit_view(
-    tissue: Tissue, view: View, graph: ShardedGraph, settings: ViewSettings, start: np.ndarray | None = None
+    tissue: Tissue,
+    view: View,
+    graph: ShardedGraph,
+    settings: ViewSettings,
+    start: np.ndarray | None = None,
+    types: np.ndarray | None = None,
 ) -> MixtureFit:
     """Fit one view, from given probabilities of the domains or from k-means.
 
@@ -104,7 +114,7 @@ def fit_view(
     size = tissue.components.shape[1] if view == FEATURES else settings.n_features(tissue.components.shape[1])
     if view.kind == "types":
         X = tissue.components[:, :size]
-        types = types_of(X, graph.sample, settings)
+        types = types_of(tissue, settings) if types is None else types
         if start is None:
             near = {"n_neighbors": view.n_neighbors, "seed": options.seed, "runs": _runs(len(X), settings)}
             start = domains_of_types(types, tissue.coordinates, n_domains, **near)
@@ -128,9 +138,10 @@ def _starts(X: np.ndarray, settings: ViewSettings) -> list[np.ndarray]:
     return [one_hot(_kmeans(X, settings.n_domains, one), settings.n_domains) for one in own]
 
 
-def types_of(X: np.ndarray, sample: np.ndarray | None, settings: ViewSettings) -> np.ndarray:
+def types_of(tissue: Tissue, settings: ViewSettings) -> np.ndarray:
     """Return expression states of single spots by k-means, as probabilities; as many as there are different spots."""
-    labels = _kmeans(center(X, sample).X, min(settings.config.n_types, len(X)), settings)
+    X = tissue.components[:, : settings.n_features(tissue.components.shape[1])]
+    labels = _kmeans(center(X, tissue.sample).X, min(settings.config.n_types, len(X)), settings)
     used, labels = np.unique(labels, return_inverse=True)
     return one_hot(labels, len(used))
 
@@ -145,25 +156,34 @@ def fit_views(
     the fits, and the labels that every view found alone: agreement between those tells how certain labels are.
     """
     graph = shard_tissue(tissue, settings)
+    types = types_of(tissue, settings) if any(view.kind == "types" for view in views) else None
 
     def alone(number: int) -> MixtureFit:
         tell(f"view {number + 1} of {len(views)}: {views[number]}", number / len(views))
         own = dataclasses.replace(settings.options, seed=settings.options.seed + number)
-        return fit_view(tissue, views[number], graph, dataclasses.replace(settings, options=own))
+        return fit_view(tissue, views[number], graph, dataclasses.replace(settings, options=own), types=types)
 
     fits = map_threads(alone, len(views))
     labelings = [fit.labels for fit in fits]
     common = consensus(labelings, settings.n_domains).labels
     start = one_hot(common, settings.n_domains)
 
-    def again(number: int) -> MixtureFit:
-        fit = fits[number]
-        if adjusted_rand(fit.labels, common, settings.n_domains) >= settings.config.same_labels:
-            return fit
-        tell(f"view {number + 1} of {len(views)}: {views[number]}, from what all agree on", number / len(views))
-        return min(fit, fit_view(tissue, views[number], graph, settings, start), key=lambda one: one.objective)
+    if len(views) == 1:
+        return fits, labelings
+    other = [adjusted_rand(labels, common, settings.n_domains) < settings.config.same_labels for labels in labelings]
+    views_again = list({view.rows: view for view, differs in zip(views, other) if differs}.values())
 
-    return (map_threads(again, len(views)) if len(views) > 1 else fits), labelings
+    def again(number: int) -> MixtureFit:
+        view = views_again[number]
+        tell(f"view {number + 1} of {len(views_again)}: {view}, from what all agree on", number / len(views_again))
+        return fit_view(tissue, view, graph, settings, start, types)
+
+    found = map_threads(again, len(views_again))
+    refitted = {view.rows: fit for view, fit in zip(views_again, found)}
+    for number, view in enumerate(views):
+        if other[number]:
+            fits[number] = min(fits[number], refitted[view.rows], key=lambda one: one.objective)
+    return fits, labelings
 
 
 class Domains(NamedTuple):

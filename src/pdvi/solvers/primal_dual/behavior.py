@@ -119,7 +119,7 @@ TABLE = [
         ),
         "consensus initialization, adaptive diagonal penalty",
         "the model has the best globals in closed form from statistics that add over shards",
-        lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS),
+        lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS, warm=case.warm),
     ),
     Row(
         lambda case: (
