@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import pdvi
 from pdvi.core.problem import Problem
-from pdvi.models.closed_forms import positive_root
+from pdvi.models.closed_forms import log_det, positive_root
 from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS, MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import consecutive, layout
@@ -411,3 +411,12 @@ def test_an_indefinite_precision_has_no_objective():
     problem, where = case("tied").problem()
     globals_ = {**globals_near(problem.model), "precision": -jnp.eye(D)}
     assert np.isnan(total_loss(problem, where, labels_near(N), globals_, np.ones(N)))
+
+
+def test_log_det_has_the_inverse_as_its_derivative():
+    roots = np.random.default_rng(0).normal(size=(3, 4, 4))
+    matrices = jnp.asarray(roots @ np.swapaxes(roots, 1, 2))
+    value, gradient = jax.vmap(jax.value_and_grad(log_det))(matrices)
+    np.testing.assert_allclose(value, np.linalg.slogdet(matrices)[1], rtol=1e-12)
+    np.testing.assert_allclose(gradient, np.linalg.inv(matrices), rtol=1e-8)
+    assert np.isnan(log_det(jnp.diag(jnp.asarray([1.0, -1.0]))))

@@ -51,7 +51,9 @@ def run(
     working = str(jnp.result_type(float))  # single precision, or double
     folder = own_folder() if keep else None
     key = function, fixed, structure, shapes, working, folder, repr(options)
-    with _lock:  # tracing is Python's work: two threads would only be in each other's way
+    # results of kept programs carry a mesh: given back as they are, they would compile the next one again
+    leaves = jax.device_put(leaves, jax.local_devices()[0])
+    with _lock:  # tracing and lowering is Python's work: two threads would only be in each other's way
         call = _ready.get(key)
         if call is None:
 
@@ -60,10 +62,22 @@ def run(
 
             told = (function.__module__, function.__qualname__, fixed, str(structure), shapes, working)
             traced = flat if folder is None else _kept(flat, leaves, folder / TRACED / _name(told))
-            call = _ready[key] = jax.jit(traced, **options)
-    if folder is not None:  # results of kept programs carry a mesh: given back as they are, they would compile it again
-        leaves = jax.device_put(leaves, jax.local_devices()[0])
+            call = _ready[key] = _CompiledOnce(jax.jit(traced, **options).lower(*leaves))
     return call(*leaves)
+
+
+class _CompiledOnce:
+    """A lowered function that is compiled by the first thread that calls it, while others may lower theirs."""
+
+    def __init__(self, lowered: Any):
+        self._lowered, self._lock = lowered, Lock()
+
+    def __call__(self, *leaves: Any) -> PyTree:
+        """Return what the function returns."""
+        with self._lock:
+            if self._lowered is not None:
+                self._compiled, self._lowered = self._lowered.compile(), None
+        return self._compiled(*leaves)
 
 
 def _kept(flat: Callable[..., PyTree], leaves: list[Any], path: Path) -> Callable[..., PyTree]:

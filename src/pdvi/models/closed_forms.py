@@ -44,6 +44,29 @@ def positive_root(a: Array, penalty: Array, rows: Array) -> Array:
     return jnp.where(a > 0, rows / jnp.maximum(a + root, tiny), (root - a) / jnp.maximum(2 * penalty, tiny))
 
 
+@jax.custom_jvp
+def log_det(matrix: Array) -> Array:
+    """Return the log determinant of a symmetric matrix, not a number where it is not positive definite.
+
+    Its derivative is the inverse. JAX would differentiate the Cholesky factor instead, which compiles to ten times as
+    much.
+    """
+    return _log_det_of(jax.lax.linalg.cholesky(matrix, symmetrize_input=False))
+
+
+@log_det.defjvp
+def _log_det_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    factor = jax.lax.linalg.cholesky(primals[0], symmetrize_input=False)
+    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    root = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
+    inverse = jnp.swapaxes(root, -1, -2) @ root
+    return _log_det_of(factor), jnp.sum(inverse * tangents[0], axis=(-2, -1))
+
+
+def _log_det_of(factor: Array) -> Array:
+    return 2 * jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum(-1)
+
+
 def log_variance(a: Array, half: Array, centre: Array, dual: Array, penalty: Array) -> Array:
     """Return the root rho of  a exp(rho) - half + dual + penalty (rho - centre) = 0.
 

@@ -122,9 +122,8 @@ def _look(row: _Row, rho: Array) -> _Place:
     alpha = jnp.exp(rho)
     total = alpha.sum(-1, keepdims=True)
     share = alpha / total
-    # all at once, behind a barrier: fused into what follows they would be computed, and compiled, many times over
     both = _and_sum(alpha)
-    special = jax.lax.optimization_barrier((digamma(both), _mild(both), *_scaled_polygammas(both)))
+    special = (digamma(both), _mild(both), *_scaled_polygammas(both))
     (psi, mild, one, two), (all_psi, all_mild, all_one, all_two) = (
         [leaf[..., part] for leaf in special] for part in (slice(None, -1), slice(-1, None))
     )
@@ -196,7 +195,7 @@ def _mild(x: Array) -> Array:
     s = v * v
     tail = v * (1 / 6 - s * (1 / 90 - s * (1 / 210 - s * (1 / 210 - s * (5 / 594 - s * (691 / 30030 - s / 11))))))
     far = 0.5 * (math.log(2 * math.pi) + 1 + jnp.log(v)) + tail - SHIFT * (1 + 0.5 * v + _digamma_tail(v))
-    return far + _ratios(x)[0] - jnp.log(math.prod((x + step) * v for step in range(SHIFT)))
+    return far + _ratios(x)[0] - jnp.log((_shifted(x) * v).prod(0))
 
 
 @_mild.defjvp
@@ -223,10 +222,13 @@ def _digamma_tail(v: Array) -> Array:
     return s * tail
 
 
+def _shifted(x: Array) -> Array:
+    """Return x + i for i below SHIFT along a new first axis, the largest first: small terms are added up first."""
+    steps = jnp.arange(SHIFT - 1, -1, -1, dtype=x.dtype)
+    return x + steps.reshape(-1, *(1,) * x.ndim)
+
+
 def _ratios(x: Array) -> tuple[Array, Array, Array]:
-    """Sums of x / (x + i), their squares and cubes, i below SHIFT: one by one, an axis of ten is slow to add up."""
-    first = second = third = jnp.zeros_like(x)
-    for step in reversed(range(SHIFT)):
-        ratio = x / (x + step)
-        first, second, third = first + ratio, second + ratio * ratio, third + ratio * ratio * ratio
-    return first, second, third
+    """Sums of x / (x + i), their squares and cubes, i below SHIFT."""
+    ratio = x / _shifted(x)
+    return ratio.sum(0), (ratio**2).sum(0), (ratio**3).sum(0)

@@ -28,7 +28,7 @@ from jax.scipy.special import xlogy
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
-from pdvi.models.closed_forms import damp, log_variance, neighbor_sum, positive_root
+from pdvi.models.closed_forms import damp, log_det, log_variance, neighbor_sum, positive_root
 
 ABSENT = -1e9  # log weight of a component that is padding: fits with several numbers of components are then one program
 COVARIANCES = ("diagonal", "tied", "diag", "spherical", "full")
@@ -129,30 +129,35 @@ class MixtureModel(eqx.Module):
 
     def expected_loss(self, globals_: Globals, statistics: MixtureStatistics) -> Array:
         """Return the part of the negative ELBO that the globals have, from the statistics of the locals."""
-        w = statistics.fraction
-        n, d = w * self.n_rows, self.start.shape[1]
         precision = self._precision_of(globals_)
-        value = 0.5 * jnp.sum(precision * self._scatter(globals_, statistics))
-        value += 0.5 * n * (d * math.log(2 * math.pi) - 2 * self.log_scale)
-        rows = statistics.mass if self.covariance in OWN_COVARIANCES else n
-        value -= 0.5 * jnp.sum(rows * self._log_det(precision))
+        per_row = self._log_weight_of(globals_)
+        if self.covariance in OWN_COVARIANCES:
+            per_row = per_row + 0.5 * self._log_det(precision)
         if self.frame is not None:
-            value -= jnp.sum(statistics.mass * jnp.linalg.slogdet(self.frame)[1])
-        if (
-            self.learn_precision
-        ):  # a few rows with the covariance of the start: 0 where the precision is that of the start
-            traces, log_dets = self._prior_scatter() * precision, self._log_det(precision)
+            per_row = per_row + jnp.linalg.slogdet(self.frame)[1]
+        scatter = self._scatter(globals_, statistics)
+        own = 0.5 * jnp.sum(precision * scatter) - jnp.sum(statistics.mass * per_row)
+        return own + statistics.fraction * self._shared_loss(globals_)
+
+    def _shared_loss(self, globals_: Globals) -> Array:
+        """The part that depends on the globals alone, of which every shard has its fraction: constants and priors."""
+        precision, d = self._precision_of(globals_), self.start.shape[1]
+        log_det = self._log_det(precision)
+        value = self._divergence(globals_) + 0.5 * self.n_rows * (d * math.log(2 * math.pi) - 2 * self.log_scale)
+        if self.covariance not in OWN_COVARIANCES:
+            value -= 0.5 * self.n_rows * jnp.sum(log_det)
+        if self.learn_precision:  # a few rows with the covariance of the start: 0 where the precision is that
             if self.covariance not in ("tied", "full"):
-                log_dets = log_dets - self._log_det(self.precision)
+                log_det = log_det - self._log_det(self.precision)
             size = d * (len(self.start) if self.covariance in OWN_COVARIANCES else 1)
-            value += 0.5 * w * PRIOR_ROWS * (jnp.sum(traces) - jnp.sum(log_dets) - size)
-        value -= jnp.sum(statistics.mass * self._log_weight_of(globals_))
+            traces = jnp.sum(self._prior_scatter() * precision)
+            value += 0.5 * PRIOR_ROWS * (traces - jnp.sum(log_det) - size)
         if self.learn_weight:  # log sum exp <= sum exp - 1: separable, and tight where the weights add up to 1
-            eta, prior = globals_["log_weight"], w * PRIOR_COUNT * self.present
-            total = n + prior.sum()
+            eta, n_present = globals_["log_weight"], self.present.sum()
+            total = self.n_rows + PRIOR_COUNT * n_present
             value += total * (jnp.sum(self.present * jnp.exp(eta)) - 1)
-            value -= jnp.sum(prior * (eta + jnp.log(self.present.sum())))  # 0 where weights are equal
-        return value + w * self._divergence(globals_)
+            value -= PRIOR_COUNT * jnp.sum(self.present * (eta + jnp.log(n_present)))  # 0 where weights are equal
+        return value
 
     def logits(self, globals_: Globals, shard: Shard) -> Array:
         """Return E_q log p(x_i, z_i = k), without what is the same for all components of a row."""
@@ -375,8 +380,8 @@ class MixtureModel(eqx.Module):
         return precision[:, None] if self.covariance == "spherical" else precision
 
     def _log_det(self, precision: Array) -> Array:
-        if self.covariance in ("tied", "full"):  # not a number where a method has left the positive definite matrices
-            return 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(precision), axis1=-2, axis2=-1)).sum(-1)
+        if self.covariance in ("tied", "full"):
+            return log_det(precision)
         if self.covariance == "spherical":
             return self.start.shape[1] * jnp.log(precision)
         return jnp.sum(jnp.log(precision), axis=-1) if self.covariance == "diag" else jnp.log(precision)
@@ -433,27 +438,16 @@ class MixtureModel(eqx.Module):
             found = square - 2 * total * mean + mass * (mean**2 + variance)
             return found.sum(1) if self.covariance == "spherical" else found
         spread = jnp.sum(mass * variance, axis=0)
-        pull, weighted = total, mass * mean
-        offset: Any = None
-        offset_total: Any = None
-        offset_weighted: Any = None
+        pairs = [(total - 0.5 * mass * mean, mean)]  # of rows whose products are taken away
         if self.offset_variance is not None:
-            offset, by_sample = globals_["offset"], statistics.sample_mass
-            rows = statistics.sample_rows[:, None]
+            offset, rows = globals_["offset"], statistics.sample_rows[:, None]
             spread = spread + jnp.sum(rows * jnp.exp(globals_["offset_log_var"]), axis=0)
-            pull = total - by_sample.T @ offset
-            offset_total, offset_weighted = statistics.sample_total, rows * offset
+            pairs[0] = (pairs[0][0] - statistics.sample_mass.T @ offset, mean)
+            pairs.append((statistics.sample_total - 0.5 * rows * offset, offset))
         if self.covariance == "diagonal":
-            found = square - 2 * jnp.sum(pull * mean, axis=0) + jnp.sum(weighted * mean, axis=0) + spread
-            if offset is not None:
-                found += jnp.sum(offset * (offset_weighted - 2 * offset_total), axis=0)
-            return found
-        both = pull.T @ mean
-        found = square - both - both.T + mean.T @ weighted + jnp.diag(spread)
-        if offset is not None:
-            both = offset_total.T @ offset
-            found += offset.T @ offset_weighted - both - both.T
-        return found
+            return square + spread - 2 * sum(jnp.sum(left * right, axis=0) for left, right in pairs)
+        both = sum(left.T @ right for left, right in pairs)
+        return square + jnp.diag(spread) - both - both.T
 
     def _precision_step(
         self, globals_: Globals, statistics: MixtureStatistics, augmentation: Augmentation
