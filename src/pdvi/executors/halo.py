@@ -27,6 +27,10 @@ class Exports:
         """Return the rows of shard ``b`` that others read."""
         return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
 
+    def sources(self, b: int) -> set[int]:
+        """Return the shards whose rows shard ``b`` reads."""
+        return set(np.unique(self.halo[b] // self.n_rows).tolist())
+
 
 class Seam(NamedTuple):
     """What one shard reads: each row once, those of one source together.

@@ -59,7 +59,8 @@ def near_optimum(shards: Shards, lam: Array, units: Array, reader: ShardFn, subs
     here, short = NearOptimum(lam, units, there(lam, units), 0), 0
     while here.n_steps < MOST_STEPS:
         found = here.derivatives
-        move, gain, whole = newton_step(here.units, found.reduced, found.profiled, _longest(here.lam))
+        longest = LONGEST * (1 + np.abs(np.asarray(here.lam, float)))
+        move, gain, whole = newton_step(here.units, found.reduced, found.profiled, longest)
         enough = max(lam.size, float(found.rounding))
         short = 0 if gain > enough else short + 1
         if not whole > enough or short > MOST_SHORT:  # or it is not a number
@@ -89,10 +90,6 @@ def _lower(before: Derivatives, after: Derivatives, promised: float) -> bool:
         and np.isfinite(after.profiled).all()
         and np.isfinite(after.following).all()
     )
-
-
-def _longest(lam: Array) -> np.ndarray:
-    return LONGEST * (1 + np.abs(np.asarray(lam, float)))
 
 
 class Step(NamedTuple):
