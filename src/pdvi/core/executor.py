@@ -76,7 +76,7 @@ class Executor(ABC):
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Return the state after one step per row of ``batches``."""
         state = self.rebuilt(state, solver)
-        for batch in self.announced(batches):
+        for batch in batches:
             broadcast = solver.broadcast(state.server)
             state, total, count = self.visit(state, Step(solver), broadcast, batch)
             if count:
@@ -109,10 +109,6 @@ class Executor(ABC):
         measured = self.look(state._replace(own=None), measure, state.lam)
         metrics = solver.log_metrics(self.problem, HostShards(self, state))
         return report(self.problem, measured, metrics)
-
-    def announced(self, batches: np.ndarray) -> np.ndarray:
-        """Return ``batches``, after telling who should know what comes."""
-        return batches
 
     def disturbed(self) -> bool:
         """Return whether shards were rebuilt since the last call."""

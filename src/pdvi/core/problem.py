@@ -191,11 +191,8 @@ class Problem(eqx.Module):
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
         """Return the loss of every shard (to be added in double precision) and grad_lam F."""
-
-        def one(local: PyTree, shard: PyTree) -> tuple[Array, Array]:
-            return jax.value_and_grad(self.loss, argnums=1)(local, lam, shard)
-
-        losses, gradients = self.map_shards(one, local)
+        at_lam = jax.value_and_grad(self.loss, argnums=1)
+        losses, gradients = self.map_shards(lambda local, shard: at_lam(local, lam, shard), local)
         return losses, gradients.sum(0)
 
     def read(self, local: PyTree, b: Array) -> PyTree:

@@ -62,6 +62,11 @@ class Disk(Remote):
         self._host.equip(solver, state.lam, Scratch(template, self.problem.n_shards, self._folder))
         return state
 
+    def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
+        """Return the state after one step per row of ``batches``, which the reader is told before."""
+        self._host.data.expect(batches.ravel().tolist())
+        return super().run(solver, state, batches)
+
     def visit(
         self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
@@ -90,11 +95,6 @@ class Disk(Remote):
     def local_params(self, state: State) -> PyTree:
         """Return the local variables of all shards, memory-mapped."""
         return self._locals.stacked()
-
-    def announced(self, batches: np.ndarray) -> np.ndarray:
-        """Tell the reader which shards come next."""
-        self._host.data.expect(batches.ravel().tolist())
-        return batches
 
     def close(self) -> None:
         """Let go of the shards in memory; the local variables stay as long as a result refers to them."""

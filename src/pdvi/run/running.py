@@ -20,7 +20,6 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
 from pdvi.executors.fit_program import Outcome
-from pdvi.run.named import executor_for, solver_for
 from pdvi.run.program import (
     LARGE_STATE,
     MIN_ROW_SECONDS,
@@ -34,7 +33,7 @@ from pdvi.run.program import (
 )
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
-from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
+from pdvi.run.settings import batch_size_for, executor_for, lam_from, no_nan, seed_for, solver_for
 from pdvi.run.stopping import little
 from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
 

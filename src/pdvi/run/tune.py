@@ -26,10 +26,9 @@ from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
 from pdvi.executors.steps import run_side_by_side, side_by_side, stacked
 from pdvi.run.fit import wanted as bar_wanted
-from pdvi.run.named import solver_for
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling, batches
-from pdvi.run.settings import last_step
+from pdvi.run.settings import last_step, solver_for
 
 Settings = dict[str, float]
 
