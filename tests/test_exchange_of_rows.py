@@ -5,7 +5,7 @@ import pytest
 
 from pdvi.executors.crew import runs
 from pdvi.executors.exchange import Exchange, Moment, Moved
-from pdvi.executors.halo import Exports, Seams
+from pdvi.executors.halo import Exports
 
 N_ROWS = 4
 HALO = np.array([[4, 5, 5], [3, 8, 3], [7, 2, 7]])  # three shards of four rows; the last entries fill up
@@ -18,7 +18,7 @@ def published(exchange, shards, values, stamp):
 
 
 def alone():
-    exchange = Exchange(Seams(Exports(HALO, N_ROWS)), 1.0)
+    exchange = Exchange(Exports(HALO, N_ROWS), 1.0)
     published(exchange, range(3), VALUES, 1)
     return exchange
 

@@ -25,7 +25,7 @@ from pdvi.core.executor import NoShards, Step, updated
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
-from pdvi.executors.host import add_up, total
+from pdvi.executors.host import add_up, by_shard, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.worker import AS_BEFORE, Brief
@@ -269,7 +269,7 @@ class Dask(Remote):
         while self.crew.orphans:
             stamp = self._moment().stamp
             given = self.crew.place()
-            calls = {a: ("begin_with", own, self._key_data, _rows(local, own), stamp) for a, own in given.items()}
+            calls = {a: ("begin_with", own, self._key_data, by_shard(local, own), stamp) for a, own in given.items()}
             self.crew.ask(calls, patience=OPENING)
 
     def _recover(self, lam: Any) -> None:
@@ -307,9 +307,3 @@ class Dask(Remote):
 
 def _same(old: np.ndarray, new: np.ndarray) -> bool:
     return old.dtype == new.dtype and np.array_equal(old, new)
-
-
-def _rows(local: PyTree, shards: list[int]) -> Any:
-    if local is None:
-        return None
-    return {b: jax.tree.map(lambda leaf, b=b: np.asarray(leaf[b]), local) for b in shards}

@@ -15,7 +15,7 @@ import numpy as np
 from pdvi._base.types import PyTree
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.halo import Boundary
-from pdvi.executors.host import Host, total
+from pdvi.executors.host import Host, by_shard, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 
@@ -110,7 +110,7 @@ class Disk(Remote):
         self.boundary = Boundary(self.problem)
         self._locals = Scratch(template, store.n_shards, self._folder)
         self._host = Host(self.problem, range(store.n_shards), self._locals, keep=self._room(template))
-        self.boundary.publish(self._host.begin(self.key, None if local is None else _Rows(local)))
+        self.boundary.publish(self._host.begin(self.key, by_shard(local, range(store.n_shards))))
 
     def _room(self, template: PyTree) -> float:
         """Bytes of shards that may stay in memory."""
@@ -129,16 +129,6 @@ class Disk(Remote):
             warnings.warn(f"going on with more than the memory limit: {msg}", UserWarning, stacklevel=2)
             return 0.0
         return FILLED * (self.memory_limit - used)
-
-
-class _Rows:
-    """Stacked arrays, shard by shard."""
-
-    def __init__(self, stacked: PyTree):
-        self.stacked = stacked
-
-    def __getitem__(self, b: int) -> PyTree:
-        return jax.tree.map(lambda leaf: np.asarray(leaf[b]), self.stacked)
 
 
 def parse_bytes(size: str | float) -> float:

@@ -21,6 +21,7 @@ from pdvi.core.solver import Solver
 from pdvi.executors.halo import Halos, exports_of
 from pdvi.executors.reader import Reader
 from pdvi.executors.scratch import Scratch
+from pdvi.shards.stacking import take
 
 Kept = dict[int, PyTree] | Scratch  # something by shard
 
@@ -92,6 +93,14 @@ class Host:
             return None
         rows = self.exports.rows(b)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], local)
+
+
+def by_shard(stacked: PyTree, shards: Iterable[int]) -> dict[int, PyTree] | None:
+    """Return what is stacked, shard by shard; None if there is nothing."""
+    if stacked is None:
+        return None
+    arrays = jax.tree.map(np.asarray, stacked)
+    return {b: take(arrays, b) for b in shards}
 
 
 def add_up(parts: list[PyTree]) -> PyTree:
