@@ -106,7 +106,7 @@ def key_in(where: Collection[str], key: str, place: str, remedy: str) -> str:
     return key
 
 
-def _number(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> float:
+def _number(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> Any:
     if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not holds(value):
         msg = f"`{name}` must be {rule}, got {value!r}."
         raise ValueError(msg)
