@@ -41,7 +41,6 @@ class Member:
     actor: Any = None  # the host itself, to be asked
     shards: list[int] = field(default_factory=list)
     known: dict[int, PyTree] = field(default_factory=dict)  # what it was last told, by the thing it was told for
-    peers: Peers = field(default_factory=dict)
     version: int = 0  # of who has what, when it was last told
 
 
@@ -175,21 +174,17 @@ class Crew:
     # ------------------------------------------------------------------------------------ who has what
 
     def peers(self, address: str) -> Peers | None:
-        """Return where the shards are that a worker's shards read; None if that is what it was last told."""
+        """Return where the shards are that a worker's shards read; None if it was told since a shard moved."""
         member = self.members[address]
         if member.version == self._version:
             return None
         member.version = self._version
         read = set().union(*(self._read[b] for b in member.shards))
-        found = {
+        return {
             other: (their.host.key, own)
             for other, their in self.members.items()
             if other != address and (own := [b for b in their.shards if b in read])
         }
-        if found == member.peers:
-            return None
-        member.peers = found
-        return found
 
     def place(self) -> dict[str, list[int]]:
         """Give the orphans to workers; they have yet to be told."""
