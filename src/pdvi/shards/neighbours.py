@@ -35,9 +35,9 @@ def neighbour_tables(
     dtype = np.dtype(jnp.result_type(float))
     slots, n_slots = where.slots.astype(np.int32), where.rows.shape[1]
     if not halo:
-        edges, patch = sp.coo_array(graph), slots // n_slots
-        inside = patch[edges.row] == patch[edges.col]
-        graph = sp.csr_array((edges.data[inside], (edges.row[inside], edges.col[inside])), shape=graph.shape)
+        pairs, patch = sp.coo_array(graph), slots // n_slots
+        inside = patch[pairs.row] == patch[pairs.col]
+        graph = sp.csr_array((pairs.data[inside], (pairs.row[inside], pairs.col[inside])), shape=graph.shape)
     degree = int(np.diff(graph.indptr).max(initial=0))
     # an even number: half of them can be worked on at once
     degree = degree_bucket(degree) if where.bucketed else max(2, degree + degree % 2)
