@@ -114,10 +114,6 @@ class Executor(ABC):
         """Return whether shards were rebuilt since the last call."""
         return False
 
-    def checkpoint_local(self, state: State) -> PyTree:
-        """Return what a checkpoint holds of the local variables; None where they are rebuilt from the data."""
-        return None if self.remote else self.local_params(state)
-
     def interrupted(self) -> None:
         """Take notice that whoever waits for the run wants it to end now."""
         return

@@ -386,8 +386,8 @@ class Run:
 
     def result(self, status: Status) -> Result:
         """Return what the run has reached; with the last good state while it is another."""
-        unfinished = status is Status.RUNNING
-        local = self.executor.checkpoint_local if unfinished else self.executor.local_params
+        is_checkpoint = status is Status.RUNNING  # without local variables that are rebuilt from the data
+        local = None if is_checkpoint and self.executor.remote else self.executor.local_params(self.state)
         state = {**named(self.state.server, "server"), **named(self.state.own, "own")}
         if self.warm:
             state[WARM] = np.asarray(True)
@@ -395,7 +395,7 @@ class Run:
             state |= {f"good.{name}": value for name, value in _all_named(self.good).items()}
         return Result(
             global_params=self.problem.unravel(np.asarray(self.state.lam)),
-            local_params=local(self.state),
+            local_params=local,
             trace=pd.DataFrame(self.rows),
             status=status,
             n_steps=self.step,
