@@ -29,6 +29,7 @@ from pdvi.shards.store import Store
 Blocks = tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of the globals, in the model's own order
 
 LOOKED_AT = 2**20  # numbers of a large array that its checksum takes in
+KNOWN_SHAPES = 256  # of functions of a problem that are remembered
 VECTORISED = 2**18  # array elements of shards worked on at once, where shards are smaller than that
 
 
@@ -136,7 +137,7 @@ class Problem(eqx.Module):
 
     def local_shape(self, *, halo: bool = False) -> PyTree:
         """Return shapes and types of the local variables of one shard; with ``halo``, as its model sees them."""
-        own = eqx.filter_eval_shape(self.init_shard, jax.random.key(0), jnp.asarray(0), self.shard_shape())
+        own = shape_of(_start_of_shard, self, self.shard_shape())
         if not (halo and self.halo_rows):
             return own
         more = self.halo_rows
@@ -248,6 +249,26 @@ def with_halo(own: PyTree, halo: PyTree) -> PyTree:
 def without_halo(local: PyTree, like: PyTree) -> PyTree:
     """Return the shard's own rows, as many as ``like`` has."""
     return jax.tree.map(lambda leaf, own: leaf if leaf.shape == own.shape else leaf[: own.shape[0]], local, like)
+
+
+def shape_of(function: Any, *arguments: Any) -> PyTree:
+    """Return shapes and types of what a function returns, which is traced once for arguments that are alike."""
+    leaves, structure = jax.tree.flatten(arguments)
+    arrays = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    alike = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, arrays) else leaf for leaf in leaves)
+    key = (function, structure, alike, jnp.result_type(float))
+    if key not in _SHAPES:
+        if len(_SHAPES) >= KNOWN_SHAPES:
+            _SHAPES.pop(next(iter(_SHAPES)))
+        _SHAPES[key] = eqx.filter_eval_shape(function, *arguments)
+    return _SHAPES[key]
+
+
+_SHAPES: dict[Any, PyTree] = {}  # the oldest goes first; without them a small fit takes twice as long
+
+
+def _start_of_shard(problem: Problem, shard: PyTree) -> PyTree:
+    return problem.init_shard(jax.random.key(0), jnp.asarray(0), shard)
 
 
 def _chunk(length: int, most: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from pdvi._base import room
 from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, traced
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, shape_of
 from pdvi.core.solver import After, LocalUpdateFn, ShardFn, Solver, State, add
 from pdvi.executors.fit_program import History, Outcome, Rules, Watch, run_to_stop
 from pdvi.executors.steps import compiled, folded, init_shard_states, run_steps, visited
@@ -44,7 +44,7 @@ class Memory(Executor):
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""
-        kept = eqx.filter_eval_shape(solver.init_shard_state, self.problem, state.lam, self.problem.local_shape(), None)
+        kept = shape_of(_state_of_shard, self.problem, traced(solver), state.lam, self.problem.local_shape())
         _check_room(self.problem, kept, f"what {type(solver).__name__} keeps (copies of the globals, duals)")
         return state._replace(own=_begun(self.problem, traced(solver), state.lam, state.local))
 
@@ -129,6 +129,10 @@ def _added(told: PyTree) -> PyTree:
 
 def _sum(leaf: Array) -> Any:
     return np.asarray(leaf, float).sum() if leaf.ndim == 1 else np.asarray(leaf)[0]
+
+
+def _state_of_shard(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
+    return solver.init_shard_state(problem, lam, local, None)
 
 
 @eqx.filter_jit
