@@ -252,12 +252,13 @@ class _Ledger:
             msg = f"`path` {str(self.path)!r} holds another tuning (other {', '.join(differ)}); choose another file."
             raise ValueError(msg)
         for line in lines[1:]:
-            self.done[_key(line["settings"])] = line["course"]
+            self.done[_key(line["settings"])] = [math.inf if value is None else value for value in line["course"]]
 
     def add(self, settings: Settings, course: list[float]) -> None:
         """Keep a trial; it is on disk when this returns."""
         self.done[_key(settings)] = course
-        self._append({"settings": settings, "course": course})
+        kept = [value if math.isfinite(value) else None for value in course]  # JSON has no infinity
+        self._append({"settings": settings, "course": kept})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.path is not None:
