@@ -14,7 +14,7 @@ from pdvi.solvers.adaptive_penalty import next_update
 from pdvi.solvers.primal_dual.arrow import arrow, as_rows, positive_inverse, rows_are_independent
 from pdvi.solvers.primal_dual.curvature import changed, nats_left
 from pdvi.solvers.primal_dual.metric import applied, from_units, into_units, root, solved, squared, to_coordinates
-from pdvi.solvers.primal_dual.oracles import CoordinateDescent, JointNewton, RowNewton
+from pdvi.solvers.primal_dual.oracles import CoordinateDescent, JointNewton
 from test_algorithm import draws, gradients, quadratic, stripped
 
 pytestmark = pytest.mark.slow
@@ -316,11 +316,12 @@ def test_an_objective_below_the_models_bound_is_divergence(x64):
     assert result.objective >= 0
 
 
-def test_row_newton_finds_the_locals(x64):
+def test_newton_finds_the_locals_of_independent_rows(x64):
     problem = groups()
     lam, local = problem.init(jax.random.key(0))
     phi, shard = (jax.tree.map(lambda leaf: leaf[2], tree) for tree in (local, problem.shards))
-    found = jax.jit(lambda phi: RowNewton().minimise(problem, phi, lam, shard))(phi)
+    oracle = CoordinateDescent(independent_rows=True)
+    found = jax.jit(lambda phi: oracle.local_step(problem, phi, lam, shard))(phi)
     slopes = jax.grad(problem.loss)(found, lam, shard)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slopes)) < 1e-6
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from pdvi.executors.crew import runs
 from pdvi.executors.exchange import Exchange, Moment, Moved
-from pdvi.executors.halo import Exports, Seams
-from pdvi.executors.placement import shares, touching
+from pdvi.executors.halo import Exports
 
 N_ROWS = 4
 HALO = np.array([[4, 5, 5], [3, 8, 3], [7, 2, 7]])  # three shards of four rows; the last entries fill up
@@ -18,7 +18,7 @@ def published(exchange, shards, values, stamp):
 
 
 def alone():
-    exchange = Exchange(Seams(Exports(HALO, N_ROWS)), 1.0)
+    exchange = Exchange(Exports(HALO, N_ROWS), 1.0)
     published(exchange, range(3), VALUES, 1)
     return exchange
 
@@ -61,10 +61,16 @@ def grid_halo(side):
     return np.array([line + [line[0]] * (4 - len(line)) for line in found])
 
 
+def touching(side):
+    """By shard: those whose rows it reads."""
+    exports = Exports(grid_halo(side), 1)
+    return [exports.sources(b) for b in range(side * side)]
+
+
 def test_shards_that_touch_go_to_the_same_worker():
-    touch = touching(grid_halo(8), 1, 64)
-    assert touch[9] == {1: 1, 8: 1, 10: 1, 17: 1}
-    given = shares(range(64), {"a": [], "b": [], "c": [], "d": []}, touch)
+    touch = touching(8)
+    assert touch[9] == {1, 8, 10, 17}
+    given = runs(range(64), dict.fromkeys("abcd", 0))
     assert [len(own) for own in given.values()] == [16] * 4
     where = {b: address for address, own in given.items() for b in own}
     within = np.mean([where[b] == where[c] for b in range(64) for c in touch[b]])
@@ -73,16 +79,16 @@ def test_shards_that_touch_go_to_the_same_worker():
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
 def test_orphans_are_shared_equally_and_join_their_neighbours(lost):
-    touch = touching(grid_halo(6), 1, 36)
+    touch = touching(6)
     owned = {"a": list(range(12)), "b": list(range(12, 24)), "c": list(range(24, 36))}
     orphans = owned.pop(lost)
-    given = shares(orphans, owned, touch)
+    given = runs(orphans, {address: len(own) for address, own in owned.items()})
     assert sorted(b for own in given.values() for b in own) == orphans
     assert {len(own) for own in given.values()} == {6}
     whole = {address: set(own) | set(given[address]) for address, own in owned.items()}
     assert all(any(c in whole[address] for c in touch[b]) for address, own in given.items() for b in own)
 
 
-def test_shards_that_do_not_touch_are_shared_in_runs():
-    given = shares(range(7), {"a": [], "b": []}, touching(None, 1, 7))
-    assert given == {"a": [0, 1, 2, 3], "b": [4, 5, 6]}
+def test_those_who_have_fewer_get_more():
+    assert runs(range(7), {"a": 0, "b": 0}) == {"a": [0, 1, 2, 3], "b": [4, 5, 6]}
+    assert runs([4, 5, 6], {"a": 1, "b": 4, "c": 2}) == {"a": [4, 5], "c": [6]}

@@ -9,7 +9,7 @@ import pdvi
 from models_for_tests import begun, tissue_problem
 from pdvi._base.compiled import quickly_compiled
 from pdvi.core.executor import HostShards, measure
-from pdvi.core.shards import After
+from pdvi.core.solver import After
 from pdvi.executors.steps import NOTES, TracedShards, precise_sum
 from pdvi.solvers.conjugate import statistics_of
 from pdvi.solvers.local_variables import as_it_is, local_step

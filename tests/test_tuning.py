@@ -132,13 +132,13 @@ def test_side_by_side_gives_the_same_ranking(x64, which, solver, space):
 
 def test_small_runs_are_side_by_side_unless_told_otherwise(monkeypatch):
     calls = []
-    together = tuning._together
-    monkeypatch.setattr(tuning, "_together", lambda *arguments: calls.append(1) or together(*arguments))
+    together = tuning._advance_together
+    monkeypatch.setattr(tuning, "_advance_together", lambda *arguments: calls.append(1) or together(*arguments))
     tune(trials=6, vectorise=None)
-    assert len(calls) == 1
+    assert len(calls) == tuning.PARTS
     monkeypatch.setattr(tuning, "VECTORISED", {"cpu": 0, "other": 0})
     tune(trials=6, vectorise=None)
-    assert len(calls) == 1
+    assert len(calls) == tuning.PARTS
 
 
 def test_it_is_deterministic():

@@ -12,7 +12,7 @@ from anndata import AnnData
 import pdvi
 from pdvi import Status, report
 from pdvi.executors import Disk, Memory
-from pdvi.run.named import executor_for, solver_for
+from pdvi.run.settings import executor_for, solver_for
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3))

@@ -5,7 +5,7 @@ Every function returns the value it was given, in the type that the caller works
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,42 +46,29 @@ def seed(name: str, value: Any) -> int:
 
 def positive(name: str, value: Any) -> float:
     """Return ``value`` if it is a positive, finite number."""
-    if not _is_number(value) or not (np.isfinite(value) and value > 0):
-        msg = f"`{name}` must be positive and finite, got {value!r}."
-        raise ValueError(msg)
-    return value
+    return _number(name, value, lambda x: 0 < x < np.inf, "positive and finite")
 
 
 def factor(name: str, value: Any) -> float:
     """Return ``value`` if it is a number of at least 0 that single precision can be multiplied by."""
-    if at_least(name, value) > LARGEST:
-        msg = f"`{name}` must be at most {LARGEST:g}, got {value!r}."
-        raise ValueError(msg)
-    return value
+    return at_most(name, at_least(name, value), LARGEST)
 
 
 def at_least(name: str, value: Any, least: float = 0.0) -> float:
     """Return ``value`` if it is a finite number of at least ``least``."""
-    if not _is_number(value) or not (np.isfinite(value) and value >= least):
-        msg = f"`{name}` must be at least {least:g} and finite, got {value!r}."
-        raise ValueError(msg)
-    return value
+    return _number(name, value, lambda x: least <= x < np.inf, f"at least {least:g} and finite")
 
 
 def at_most(name: str, value: Any, most: float) -> float:
     """Return ``value`` if it is a number of at most ``most``."""
-    if not _is_number(value) or not value <= most:
-        msg = f"`{name}` must be at most {most:g}, got {value!r}."
-        raise ValueError(msg)
-    return value
+    return _number(name, value, lambda x: x <= most, f"at most {most:g}")
 
 
 def share(name: str, value: Any, *, below_one: bool = False) -> float:
     """Return ``value`` if it is a number between 0 and 1; ``below_one`` leaves out 1 itself."""
-    if not _is_number(value) or not 0 <= value <= 1 or (below_one and value == 1):
-        msg = f"`{name}` must be {'at least 0 and below 1' if below_one else 'between 0 and 1'}, got {value!r}."
-        raise ValueError(msg)
-    return value
+    if below_one:
+        return _number(name, value, lambda x: 0 <= x < 1, "at least 0 and below 1")
+    return _number(name, value, lambda x: 0 <= x <= 1, "between 0 and 1")
 
 
 def one_of(name: str, value: T, options: Collection[T]) -> T:
@@ -119,8 +106,11 @@ def key_in(where: Collection[str], key: str, place: str, remedy: str) -> str:
     return key
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+def _number(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> Any:
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not holds(value):
+        msg = f"`{name}` must be {rule}, got {value!r}."
+        raise ValueError(msg)
+    return value
 
 
 def _named(most: int, of: str) -> str:

@@ -31,7 +31,7 @@ def progress(*, quiet: bool = False) -> Iterator[Say]:
     """
     with ExitStack() as stack:
         terminal = sys.stdout.isatty() and not quiet
-        show = stack.enter_context(_bar()) if terminal else _line
+        show = stack.enter_context(_bar()) if terminal else lambda text, _: print(text, flush=True)
         start = time.perf_counter()
 
         def say(line: str, done: float | None = None, /) -> None:
@@ -46,10 +46,6 @@ def progress(*, quiet: bool = False) -> Iterator[Say]:
         if quiet or terminal:
             stack.enter_context(redirect_stderr(io.StringIO()))  # no second bar by `pdvi.fit`
         yield say
-
-
-def _line(text: str, done: float | None = None, /) -> None:
-    print(text, flush=True)
 
 
 @contextmanager

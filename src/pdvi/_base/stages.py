@@ -84,10 +84,6 @@ class Stages:
         """Return the arrays of a stage that is there, memory-mapped; nothing of them is in memory yet."""
         return {name: np.load(self._file(stage, name), mmap_mode="r") for name in self._stages[stage]}
 
-    def has(self, stage: str) -> bool:
-        """Return whether a stage is there, and whole."""
-        return self._is_whole(stage)
-
     def forget(self, *stages: str) -> None:
         """Remove stages that nothing will ask for again."""
         for stage in stages:

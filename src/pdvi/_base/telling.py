@@ -22,14 +22,13 @@ class Teller:
     def __call__(self, stage: str, done: float | None = None) -> None:
         """Note a new stage, at which a share ``done`` of the work is behind."""
         self.close()
-        left = self._left(done) if done else ""
+        left = ""
+        if done:
+            seconds = (time.perf_counter() - self._began) * (1 - done) / done
+            left = f" (about {max(1, round(seconds))} s left)"
         self._timer = threading.Timer(PATIENCE, self._write, (f"{stage}{left}",))
         self._timer.daemon = True
         self._timer.start()
-
-    def _left(self, done: float) -> str:
-        seconds = (time.perf_counter() - self._began) * (1 - done) / done
-        return f" (about {max(1, round(seconds))} s left)"
 
     def close(self) -> None:
         """The last stage is over: nothing more about it."""

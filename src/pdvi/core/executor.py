@@ -76,7 +76,7 @@ class Executor(ABC):
     def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
         """Return the state after one step per row of ``batches``."""
         state = self.rebuilt(state, solver)
-        for batch in self.announced(batches):
+        for batch in batches:
             broadcast = solver.broadcast(state.server)
             state, total, count = self.visit(state, Step(solver), broadcast, batch)
             if count:
@@ -110,17 +110,9 @@ class Executor(ABC):
         metrics = solver.log_metrics(self.problem, HostShards(self, state))
         return report(self.problem, measured, metrics)
 
-    def announced(self, batches: np.ndarray) -> np.ndarray:
-        """Return ``batches``, after telling who should know what comes."""
-        return batches
-
     def disturbed(self) -> bool:
         """Return whether shards were rebuilt since the last call."""
         return False
-
-    def checkpoint_local(self, state: State) -> PyTree:
-        """Return what a checkpoint holds of the local variables; None where they are rebuilt from the data."""
-        return None if self.remote else self.local_params(state)
 
     def interrupted(self) -> None:
         """Take notice that whoever waits for the run wants it to end now."""

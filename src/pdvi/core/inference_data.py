@@ -14,30 +14,29 @@ from pdvi.core.model import Sampled, Variable
 def inference_data(sampled: Sampled, trace: pd.DataFrame, status: str) -> Any:
     """Return draws, log likelihood, data and trace as an InferenceData."""
     rows = sampled.row_name
-    statistics: dict[str, Any] = {}
     attributes: dict[str, Any] = {"inference_library": "pdvi", "status": status, "covariance": sampled.covariance}
+    statistics = _trace(trace)
     if sampled.log_joint is not None:
         ratio = sampled.log_joint - sampled.log_q
-        statistics = {"lp": Variable(sampled.log_joint), "log_ratio": Variable(ratio)}
+        drawn = {"lp": Variable(sampled.log_joint), "log_ratio": Variable(ratio)}
+        statistics = _dataset(drawn, rows).merge(statistics)
         attributes["khat"] = khat(ratio)
     groups = {
         "posterior": sampled.unknowns,
         "posterior_predictive": sampled.predictive,
         "log_likelihood": sampled.log_likelihood,
     }
-    datasets = {name: _drawn(variables, rows) for name, variables in groups.items() if variables}
-    datasets["sample_stats"] = _drawn(statistics, rows).merge(_trace(trace))
+    datasets = {name: _dataset(variables, rows) for name, variables in groups.items() if variables}
     if sampled.observed:
-        datasets["observed_data"] = _dataset({k: _named(k, v, rows, 0) for k, v in sampled.observed.items()})
-    return _arviz().InferenceData(attrs=attributes, **datasets)
+        datasets["observed_data"] = _dataset(sampled.observed, rows, drawn=False)
+    return _arviz().InferenceData(attrs=attributes, sample_stats=statistics, **datasets)
 
 
 def point_data(global_params: dict[str, np.ndarray], trace: pd.DataFrame, status: str) -> Any:
     """Return global parameters as the one draw of a posterior, and the trace."""
     unknowns = {name: Variable(np.asarray(value)[None]) for name, value in global_params.items()}
     attributes = {"inference_library": "pdvi", "status": status, "covariance": "none: fitted parameters, not draws"}
-    datasets = {"posterior": _drawn(unknowns, ""), "sample_stats": _trace(trace)}
-    return _arviz().InferenceData(attrs=attributes, **datasets)
+    return _arviz().InferenceData(attrs=attributes, posterior=_dataset(unknowns, ""), sample_stats=_trace(trace))
 
 
 def khat(log_ratio: np.ndarray) -> float:
@@ -47,34 +46,19 @@ def khat(log_ratio: np.ndarray) -> float:
         return float(_arviz().psislw(np.asarray(log_ratio, float))[1])
 
 
-def _drawn(variables: dict[str, Variable], rows: str) -> Any:
-    found = {}
-    for name, variable in variables.items():
-        dims, values = _named(name, variable, rows, 1)
-        found[name] = (("chain", "draw", *dims), values[None])
-    coords = {"chain": [0], "draw": np.arange(next(iter(found.values()))[1].shape[1])} if found else {}
-    return _dataset(found, coords)
-
-
-def _named(name: str, variable: Variable, rows: str, lead: int) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the names of the axes after the first ``lead``, and the values."""
-    extra = variable.values.ndim - lead
-    return tuple(rows if axis == variable.rows else f"{name}_dim_{axis}" for axis in range(extra)), variable.values
-
-
-def _dataset(variables: dict[str, Any], coords: dict[str, Any] | None = None) -> Any:
-    import xarray
-
-    given = dict(coords or {})
-    for dims, values in variables.values():
-        given |= {dim: np.arange(size) for dim, size in zip(dims, values.shape) if dim not in given}
-    return xarray.Dataset(variables, coords=given)
+def _dataset(variables: dict[str, Variable], rows: str, *, drawn: bool = True) -> Any:
+    """Return variables with the names of their axes; those that are drawn have one more, for the draws of one chain."""
+    dims = {
+        name: [rows if axis == variable.rows else f"{name}_dim_{axis}" for axis in range(variable.values.ndim - drawn)]
+        for name, variable in variables.items()
+    }
+    values = {name: variable.values[None] if drawn else variable.values for name, variable in variables.items()}
+    return _arviz().dict_to_dataset(values, dims=dims, default_dims=None if drawn else [])
 
 
 def _trace(trace: pd.DataFrame) -> Any:
     """Return the numbers of the trace, one for each log point."""
-    numbers = trace.select_dtypes("number")
-    return _dataset({str(name): (("log_point",), numbers[name].to_numpy()) for name in numbers})
+    return trace.select_dtypes("number").rename_axis("log_point").to_xarray()
 
 
 def _arviz() -> Any:

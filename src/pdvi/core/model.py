@@ -20,8 +20,7 @@ class Model(Protocol):
     """The least a model must offer; everything is written for one shard.
 
     What it may offer besides is listed in `pdvi.core.model`: `LocalStep`, `Conjugate`, `GlobalStep`, `Exact`, `Curved`,
-    `Natural`, `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Separated`, `Rowwise`, `Bounded`,
-    `Posterior`.
+    `Natural`, `NaturalGradient`, `Nonconjugate`, `Constrained`, `Coupled`, `Rowwise`, `Bounded`, `Posterior`.
     """
 
     def init_global(self, key: Array) -> Mapping[str, Any]:
@@ -152,14 +151,6 @@ class Coupled(Protocol):
         ...
 
 
-class Separated(Protocol):
-    """A mixture that can tell how far apart its components are."""
-
-    def separation(self) -> Array:
-        """Return the typical squared distance between two components, in units of the noise, halved."""
-        ...
-
-
 class Rowwise(Protocol):
     """A model that says whether the rows of a shard's local variables meet in the globals only."""
 
@@ -217,30 +208,26 @@ class Posterior(Protocol):
 
 def offers(model: Any, ability: Any) -> bool:
     """Return whether a model has an ability: a protocol of this file."""
-    return not lacking(model, methods_of(ability))
+    return not missing_methods(model, ability)
 
 
 def require(by: str, model: Any, *abilities: Any) -> None:
     """Raise if a model lacks one of the abilities that ``by`` needs, and name the methods."""
-    wanted = [name for ability in abilities for name in methods_of(ability)]
-    missing = lacking(model, wanted)
+    missing = [name for ability in abilities for name in missing_methods(model, ability)]
     if missing:
         kind = model if isinstance(model, type) else type(model)
+        needed = [name for ability in abilities for name in missing_methods(None, ability)]  # None has no method
         msg = (
-            f"{by} needs a model with {', '.join(map(repr, wanted))}; {kind.__name__} lacks "
+            f"{by} needs a model with {', '.join(map(repr, needed))}; {kind.__name__} lacks "
             f"{', '.join(map(repr, missing))}. PDVI does without, and P2DVI with exploration=0."
         )
         raise ValueError(msg)
 
 
-def lacking(model: Any, methods: list[str]) -> list[str]:
-    """Return which of these methods a model has not."""
-    return [name for name in methods if not callable(getattr(model, name, None))]
-
-
-def methods_of(ability: Any) -> list[str]:
-    """Return the names of the methods that make an ability."""
-    return [name for name in vars(ability) if not name.startswith("_")]
+def missing_methods(model: Any, ability: Any) -> list[str]:
+    """Return which of the methods that make an ability a model has not."""
+    names = (name for name in vars(ability) if not name.startswith("_"))
+    return [name for name in names if not callable(getattr(model, name, None))]
 
 
 _REGISTERED: dict[str, type] = {}

@@ -12,7 +12,6 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -20,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pdvi._base.device import on_device
 from pdvi._base.forks import computing
 from pdvi._base.types import Array, PyTree
-from pdvi.core.model import Augmentation, Model, lacking, methods_of, rebuilt
+from pdvi.core.model import Augmentation, Model, missing_methods, rebuilt
 from pdvi.shards.stacking import stack, take, to_device
 from pdvi.shards.store import Store
 
@@ -57,23 +57,24 @@ class Problem(eqx.Module):
 
     def __init__(self, model: Model, shards: PyTree, *, halo: Any = None, check: bool = True):
         computing()
-        if missing := lacking(model, methods_of(Model)):
+        if missing := missing_methods(model, Model):
             msg = f"`model` must have a method {missing[0]!r}; {type(model).__name__} has none."
             raise ValueError(msg)
         _check_hashable(model)
         self.store = shards if isinstance(shards, Store) else None
         stacked, rows = (None, None) if self.store else stack(shards)
-        self.model = _arrays_on_device(model)
+        self.model = jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, np.ndarray) else leaf, model)
         self.shards = stacked
         self.halo = None if halo is None else jax.device_put(np.asarray(halo, np.int32))
         if check:
-            self.blocks = _blocks_of(model)
-        else:
-            leaves, structure = jax.tree.flatten(model)
-            arrays = (jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-            self.blocks = _traced_blocks(structure, tuple(arrays))
+            _check_start(model)
+        self.blocks = _blocks_of(model)
         if self.store is None and check:
-            _check_loss(self)
+            loss = eqx.filter_eval_shape(_first_loss, self)
+            shape = loss.shape if isinstance(loss, jax.ShapeDtypeStruct) else type(loss).__name__
+            if shape != ():
+                msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."
+                raise ValueError(msg)
         if rows is not None:
             _check_mask_is_used(self, rows)
 
@@ -137,11 +138,10 @@ class Problem(eqx.Module):
     def local_shape(self, *, halo: bool = False) -> PyTree:
         """Return shapes and types of the local variables of one shard; with ``halo``, as its model sees them."""
         own = shape_of(_start_of_shard, self, self.shard_shape())
-        more = self.halo_rows if halo else 0
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] + more, *leaf.shape[1:]), leaf.dtype) if more else leaf,
-            own,
-        )
+        if not (halo and self.halo_rows):
+            return own
+        more = self.halo_rows
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0] + more, *leaf.shape[1:]), leaf.dtype), own)
 
     def fingerprint(self) -> str:
         """Return a checksum of the model's numbers and of the data: what a run must find again to be continued.
@@ -182,7 +182,8 @@ class Problem(eqx.Module):
 
     def init_global(self, key: Array) -> Array:
         """Return the model's own start of ``lam``."""
-        return self.ravel(jax.tree.map(_float, dict(self.model.init_global(jax.random.split(key)[0]))))
+        start = dict(self.model.init_global(jax.random.split(key)[0]))
+        return self.ravel(jax.tree.map(lambda value: jnp.asarray(value, jnp.result_type(float)), start))
 
     def init_shard(self, key: Array, b: Array, shard: PyTree) -> PyTree:
         """Return the model's own start of the locals of shard ``b``."""
@@ -191,11 +192,8 @@ class Problem(eqx.Module):
 
     def evaluate(self, lam: Array, local: PyTree) -> tuple[Array, Array]:
         """Return the loss of every shard (to be added in double precision) and grad_lam F."""
-
-        def one(local: PyTree, shard: PyTree) -> tuple[Array, Array]:
-            return jax.value_and_grad(self.loss, argnums=1)(local, lam, shard)
-
-        losses, gradients = self.map_shards(one, local)
+        at_lam = jax.value_and_grad(self.loss, argnums=1)
+        losses, gradients = self.map_shards(lambda local, shard: at_lam(local, lam, shard), local)
         return losses, gradients.sum(0)
 
     def read(self, local: PyTree, b: Array) -> PyTree:
@@ -204,11 +202,8 @@ class Problem(eqx.Module):
         if self.halo is None:
             return own
         rows = self.halo[b]
-
-        def halo_rows(everyone: Array) -> Array:
-            return jnp.take(everyone.reshape(-1, *everyone.shape[2:]), rows, axis=0, mode="clip")
-
-        return with_halo(own, jax.tree.map(halo_rows, local))
+        every = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), local)
+        return with_halo(own, jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), every))
 
     def map_shards(self, function: Any, local: PyTree, batch: Array | None = None, *more: PyTree) -> PyTree:
         """Call ``function(local, shard, *more)`` for each shard in ``batch`` (default: all), and stack what it returns.
@@ -269,7 +264,7 @@ def shape_of(function: Any, *arguments: Any) -> PyTree:
     return _SHAPES[key]
 
 
-_SHAPES: dict[Any, PyTree] = {}  # the oldest goes first
+_SHAPES: dict[Any, PyTree] = {}  # the oldest goes first; without them a small fit takes twice as long
 
 
 def _start_of_shard(problem: Problem, shard: PyTree) -> PyTree:
@@ -280,10 +275,6 @@ def _chunk(length: int, most: int) -> int:
     """At most ``most`` at once; without a remainder, which would compile the same work again, if that costs little."""
     even = max(size for size in range(1, min(most, length) + 1) if length % size == 0)
     return even if 4 * even >= min(most, length) else most
-
-
-def _float(value: Any) -> Array:
-    return jnp.asarray(value, jnp.result_type(float))
 
 
 def _in_working_precision(value: Any) -> Array:
@@ -307,14 +298,7 @@ def _check_hashable(model: Any) -> None:
             raise ValueError(msg) from None
 
 
-def _arrays_on_device(model: Any) -> Any:
-    working = np.dtype(jnp.result_type(float))
-    return jax.tree.map(
-        lambda leaf: jax.device_put(np.asarray(leaf, working)) if isinstance(leaf, np.ndarray) else leaf, model
-    )
-
-
-def _blocks_of(model: Model) -> Blocks:
+def _check_start(model: Model) -> None:
     start = model.init_global(jax.random.key(0))
     if not isinstance(start, Mapping) or not start or not all(isinstance(name, str) for name in start):
         msg = f"`init_global` must return a dict of named arrays, one per block, got {type(start).__name__}."
@@ -323,37 +307,23 @@ def _blocks_of(model: Model) -> Blocks:
         if not np.isfinite(np.asarray(value, float)).all():
             msg = f"`init_global` must return finite numbers: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
-    return _shapes_of(start)
 
 
-@cache
-def _traced_blocks(structure: Any, arrays: tuple[jax.ShapeDtypeStruct, ...]) -> Blocks:
-    """Return the same of a model of arrays that is known to be right, without computing anything."""
-    found: list[Blocks] = []
+def _blocks_of(model: Model) -> Blocks:
+    """Return names and shapes of the globals, without computing anything."""
+    blocks: list[tuple[str, tuple[int, ...]]] = []
 
-    def start(*leaves: Any) -> None:
-        found.append(_shapes_of(jax.tree.unflatten(structure, leaves).init_global(jax.random.key(0))))
+    def note(start: Mapping[str, Any]) -> None:  # by hand: JAX would sort the names
+        blocks.extend((name, tuple(np.shape(value))) for name, value in start.items())
 
-    jax.eval_shape(start, *arrays)
-    return found[0]
-
-
-def _shapes_of(start: Mapping[str, Any]) -> Blocks:
-    return tuple((name, tuple(np.shape(value))) for name, value in start.items())
+    jax.eval_shape(lambda key: note(model.init_global(key)), jax.random.key(0))
+    return tuple(blocks)
 
 
 @eqx.filter_jit  # so that it is traced once for all problems that are alike
 def _first_loss(problem: Problem) -> Array:
     lam, local = problem.init(jax.random.key(0))
     return problem.loss(problem.read(local, jnp.asarray(0)), lam, take(problem.shards, 0))
-
-
-def _check_loss(problem: Problem) -> None:
-    loss = eqx.filter_eval_shape(_first_loss, problem)
-    shape = loss.shape if isinstance(loss, jax.ShapeDtypeStruct) else type(loss).__name__
-    if shape != ():
-        msg = f"`loss` must return a scalar, got shape {shape}; sum over the shard's rows."
-        raise ValueError(msg)
 
 
 def _check_mask_is_used(problem: Problem, rows: np.ndarray) -> None:

@@ -129,7 +129,7 @@ def _read(file: BinaryIO, statuses: Collection[str]) -> Fields:
             for name, (dtype, shape) in claimed.items()
         }
     return {
-        "global_params": _named("global", _texts(meta, "blocks"), arrays),
+        "global_params": _named("global", meta, "blocks", arrays),
         "local_params": _rebuild(meta["local"], arrays),
         "trace": _trace(meta, arrays),
         "status": one_of("status", meta["status"], statuses),
@@ -137,13 +137,13 @@ def _read(file: BinaryIO, statuses: Collection[str]) -> Fields:
         "seed": _whole(meta["seed"]),
         "batch_size": _whole(meta["batch_size"]),
         "solver": instance("solver", meta["solver"], (dict, str), "settings"),
-        "state": _named("state", _texts(meta, "state"), arrays),
+        "state": _named("state", meta, "state", arrays),
         "data": instance("data", meta["data"], str, "a text"),
     }
 
 
 def _trace(meta: dict[str, Any], arrays: Arrays) -> pd.DataFrame:
-    trace = pd.DataFrame(_named("trace", _texts(meta, "columns"), arrays))
+    trace = pd.DataFrame(_named("trace", meta, "columns", arrays))
     events = meta["events"]
     if not (isinstance(events, list) and len(events) == len(trace) and all(isinstance(text, str) for text in events)):
         msg = f"`events` must be {len(trace)} texts"
@@ -152,21 +152,17 @@ def _trace(meta: dict[str, Any], arrays: Arrays) -> pd.DataFrame:
     return trace
 
 
-def _named(part: str, names: list[str], arrays: Arrays) -> Arrays:
-    """Return the arrays of one part by name."""
+def _named(part: str, meta: dict[str, Any], key: str, arrays: Arrays) -> Arrays:
+    """Return the arrays of one part by their names, which the description lists under ``key``."""
+    names = meta[key]
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)):
+        msg = f"`{key}` must be texts, each once"
+        raise ValueError(msg)
     found = [name for name in arrays if name.startswith(f"{part}/")]
     if len(found) != len(names):
         msg = f"{part} has {len(found)} arrays for {names}"
         raise ValueError(msg)
     return {name: arrays[f"{part}/{i}"] for i, name in enumerate(names)}
-
-
-def _texts(meta: dict[str, Any], key: str) -> list[str]:
-    names = meta[key]
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)):
-        msg = f"`{key}` must be texts, each once"
-        raise ValueError(msg)
-    return names
 
 
 def _check_sizes(

@@ -7,7 +7,7 @@ not reach is judged here: if it does not answer the client either it is lost, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,6 @@ from pdvi.core.executor import NoShards
 from pdvi.core.problem import Problem
 from pdvi.executors.exchange import Peers, Unreachable
 from pdvi.executors.halo import exports_of
-from pdvi.executors.placement import Touching, shares, touching
 from pdvi.executors.worker import Failure, make_host
 
 Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
@@ -42,7 +41,6 @@ class Member:
     actor: Any = None  # the host itself, to be asked
     shards: list[int] = field(default_factory=list)
     known: dict[int, PyTree] = field(default_factory=dict)  # what it was last told, by the thing it was told for
-    peers: Peers = field(default_factory=dict)
     version: int = 0  # of who has what, when it was last told
 
 
@@ -58,15 +56,16 @@ class Crew:
         self._looked = 0.0
         self._version = 0  # of who has what
         self._host: tuple[Any, ...] = ()
-        self._touching: Touching = []
+        self._read: list[set[int]] = []  # by shard: those whose rows it reads
 
     def begin(self, problem: Problem) -> None:
         """Take on a problem, all of whose shards are orphans."""
         store, exports = problem.store, exports_of(problem)
         assert store is not None
         self._host = str(store.path.absolute()), as_numpy(problem.model), wide(), ASKING * self.timeout
-        self._touching = touching(store.halo, 1 if exports is None else exports.n_rows, problem.n_shards)
-        self.orphans = set(range(problem.n_shards))
+        n_shards = problem.n_shards
+        self._read = [set() if exports is None else exports.sources(b) for b in range(n_shards)]
+        self.orphans = set(range(n_shards))
 
     def dismiss(self) -> None:
         """Let the workers forget everything: at once, not when the garbage of this process is collected."""
@@ -175,21 +174,17 @@ class Crew:
     # ------------------------------------------------------------------------------------ who has what
 
     def peers(self, address: str) -> Peers | None:
-        """Return where the shards are that a worker's shards read; None if that is what it was last told."""
+        """Return where the shards are that a worker's shards read; None if it was told since a shard moved."""
         member = self.members[address]
         if member.version == self._version:
             return None
         member.version = self._version
-        read = {c for b in member.shards for c in self._touching[b]}
-        found = {
+        read = set().union(*(self._read[b] for b in member.shards))
+        return {
             other: (their.host.key, own)
             for other, their in self.members.items()
             if other != address and (own := [b for b in their.shards if b in read])
         }
-        if found == member.peers:
-            return None
-        member.peers = found
-        return found
 
     def place(self) -> dict[str, list[int]]:
         """Give the orphans to workers; they have yet to be told."""
@@ -199,7 +194,7 @@ class Crew:
                 msg = "no worker is left; start workers, and go on from the checkpoint with start=<its path>."
                 raise NoShards(msg)
             time.sleep(POLL)
-        given = shares(self.orphans, {address: self._owned(address) for address in workers}, self._touching)
+        given = runs(self.orphans, {address: len(self._owned(address)) for address in workers})
         for address, shards in given.items():
             member = self.engage(address)
             member.shards = sorted(member.shards + shards)
@@ -245,6 +240,20 @@ class Crew:
         if address in self.client.nthreads():  # silent, not gone: it may wake up
             self._silent[address] = self.client.submit(_awake, workers=[address], pure=False)
         self._tell(f"worker {address} {why}: {len(member.shards)} shards rebuilt from the store")
+
+
+def runs(shards: Iterable[int], owned: dict[str, int]) -> dict[str, list[int]]:
+    """Return who takes which of some shards, ``owned`` being how many all workers have.
+
+    Everybody gets a run of them, since shards that follow each other in a store lie side by side, and all come to have
+    as equal a number as what they have allows.
+    """
+    shards, before = sorted(shards), np.array(list(owned.values()))
+    after = before.copy()
+    for _ in shards:
+        after[after.argmin()] += 1
+    parts = np.split(np.array(shards), np.cumsum(after - before)[:-1])
+    return {address: part.tolist() for address, part in zip(owned, parts) if len(part)}
 
 
 def as_numpy(tree: Any) -> Any:

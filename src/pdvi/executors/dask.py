@@ -25,7 +25,7 @@ from pdvi.core.executor import NoShards, Step, updated
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
-from pdvi.executors.host import add_up, total
+from pdvi.executors.host import add_up, by_shard, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.worker import AS_BEFORE, Brief
@@ -99,23 +99,17 @@ class Dask(Remote):
     def visit(
         self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
-        """Visit these shards: every worker its part; those of a worker that is lost meanwhile are not counted."""
-        if shards is None:
-            return state, self._visit_all(state, visitor, told), self.problem.n_shards
-        self._lam = np.asarray(state.lam)
-        parts, count = self._visit_some(visitor, told, np.asarray(shards).tolist())
-        self._recover(self._lam)
-        return state, add_up(parts), count
+        """Visit these shards: every worker its part.
 
-    def _visit_all(self, state: State, visitor: LocalUpdateFn, told: Any) -> PyTree:
-        """Visit all shards once, those of lost workers at their heirs."""
-        self._lam = np.asarray(state.lam if state.server is not None else told)
-        everything = range(self.problem.n_shards)
+        Those of a worker that is lost meanwhile are not counted; where all are to be visited, all are visited again.
+        """
+        self._lam = np.asarray(told if state.server is None else state.lam)  # before there is a server lam is told
+        chosen = range(self.problem.n_shards) if shards is None else np.asarray(shards).tolist()
         while True:
-            parts, count = self._visit_some(visitor, told, everything)
-            if count == self.problem.n_shards:
-                return add_up(parts)
+            parts, count = self._visit_some(visitor, told, chosen)
             self._recover(self._lam)
+            if shards is not None or count == self.problem.n_shards:
+                return state, add_up(parts), count
 
     def _visit_some(self, visitor: Any, told: Any, shards: Any) -> tuple[list[PyTree], int]:
         """Return what the workers of some shards answered, in an order that does not depend on who is fast."""
@@ -161,22 +155,19 @@ class Dask(Remote):
 
     def local_params(self, state: State) -> PyTree:
         """Return the local variables of all shards, fetched one by one into a memory-mapped file; None if lost."""
+        kept = Scratch(self.problem.local_shape(), self.problem.n_shards)
+        missing = set(range(self.problem.n_shards))
         try:
-            return self._fetch(state)
+            while missing:
+                calls = {address: ("local_of", own[0]) for address, own in self._shares(missing).items()}
+                for b, local in self.crew.ask(calls).values():
+                    kept[b] = local
+                    missing.remove(b)
+                self._recover(state.lam)
         except NoShards:
             msg = "all workers are gone: the result has no local variables; start workers, and go on with start=result."
             warnings.warn(msg, stacklevel=2)
             return None
-
-    def _fetch(self, state: State) -> PyTree:
-        kept = Scratch(self.problem.local_shape(), self.problem.n_shards)
-        missing = set(range(self.problem.n_shards))
-        while missing:
-            calls = {address: ("local_of", own[0]) for address, own in self._shares(missing).items()}
-            for b, local in self.crew.ask(calls).values():
-                kept[b] = local
-                missing.remove(b)
-            self._recover(state.lam)
         return kept.stacked()
 
     def _open(self, template: PyTree, local: PyTree) -> None:
@@ -190,7 +181,9 @@ class Dask(Remote):
 
     def _brief(self, address: str, thing: Any, told: Any) -> Brief:
         """Return what a worker has to know to do a thing, without what it knows from last time."""
-        content = _pickled(thing)
+        import cloudpickle  # comes with distributed; also for what is defined in a user's script
+
+        content = cloudpickle.dumps(as_numpy(thing))
         number = zlib.crc32(content)
         told = jax.tree.map(np.asarray, told)
         known = self.crew.members[address].known
@@ -276,7 +269,7 @@ class Dask(Remote):
         while self.crew.orphans:
             stamp = self._moment().stamp
             given = self.crew.place()
-            calls = {a: ("begin_with", own, self._key_data, _rows(local, own), stamp) for a, own in given.items()}
+            calls = {a: ("begin_with", own, self._key_data, by_shard(local, own), stamp) for a, own in given.items()}
             self.crew.ask(calls, patience=OPENING)
 
     def _recover(self, lam: Any) -> None:
@@ -303,28 +296,14 @@ class Dask(Remote):
                 giver = max(self.crew.members, key=lambda address: len(self.crew.members[address].shards))
                 theirs = self.crew.members[giver].shards
                 size = min(fair - len(mine.shards), max(1, len(theirs) - fair))
-                self._move(giver, new, theirs[-size:])
+                moved = theirs[-size:]
+                parcel = self.crew.ask({giver: ("release", moved)}).get(giver)
+                if parcel is not None:
+                    self.crew.move(giver, new, moved)
+                    self.crew.ask({new: ("accept", moved, parcel, self._moment().stamp)})
                 self._recover(lam)
             self.tell(f"worker {new} joined: {len(mine.shards)} shards moved to it")
-
-    def _move(self, giver: str, taker: str, shards: list[int]) -> None:
-        parcel = self.crew.ask({giver: ("release", shards)}).get(giver)
-        if parcel is not None:
-            self.crew.move(giver, taker, shards)
-            self.crew.ask({taker: ("accept", shards, parcel, self._moment().stamp)})
-
-
-def _pickled(thing: Any) -> bytes:
-    import cloudpickle  # comes with distributed; also for what is defined in a user's script
-
-    return cloudpickle.dumps(as_numpy(thing))
 
 
 def _same(old: np.ndarray, new: np.ndarray) -> bool:
     return old.dtype == new.dtype and np.array_equal(old, new)
-
-
-def _rows(local: PyTree, shards: list[int]) -> Any:
-    if local is None:
-        return None
-    return {b: jax.tree.map(lambda leaf, b=b: np.asarray(leaf[b]), local) for b in shards}

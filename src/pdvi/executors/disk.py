@@ -15,7 +15,7 @@ import numpy as np
 from pdvi._base.types import PyTree
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.halo import Boundary
-from pdvi.executors.host import Host, total
+from pdvi.executors.host import Host, by_shard, total
 from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 
@@ -62,6 +62,11 @@ class Disk(Remote):
         self._host.equip(solver, state.lam, Scratch(template, self.problem.n_shards, self._folder))
         return state
 
+    def run(self, solver: Solver, state: State, batches: np.ndarray) -> State:
+        """Return the state after one step per row of ``batches``, which the reader is told before."""
+        self._host.data.expect(batches.ravel().tolist())
+        return super().run(solver, state, batches)
+
     def visit(
         self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None
     ) -> tuple[State, PyTree, int]:
@@ -91,11 +96,6 @@ class Disk(Remote):
         """Return the local variables of all shards, memory-mapped."""
         return self._locals.stacked()
 
-    def announced(self, batches: np.ndarray) -> np.ndarray:
-        """Tell the reader which shards come next."""
-        self._host.data.expect(batches.ravel().tolist())
-        return batches
-
     def close(self) -> None:
         """Let go of the shards in memory; the local variables stay as long as a result refers to them."""
         self.__dict__.pop("_host", None)
@@ -110,7 +110,7 @@ class Disk(Remote):
         self.boundary = Boundary(self.problem)
         self._locals = Scratch(template, store.n_shards, self._folder)
         self._host = Host(self.problem, range(store.n_shards), self._locals, keep=self._room(template))
-        self.boundary.publish(self._host.begin(self.key, None if local is None else _Rows(local)))
+        self.boundary.publish(self._host.begin(self.key, by_shard(local, range(store.n_shards))))
 
     def _room(self, template: PyTree) -> float:
         """Bytes of shards that may stay in memory."""
@@ -129,16 +129,6 @@ class Disk(Remote):
             warnings.warn(f"going on with more than the memory limit: {msg}", UserWarning, stacklevel=2)
             return 0.0
         return FILLED * (self.memory_limit - used)
-
-
-class _Rows:
-    """Stacked arrays, shard by shard."""
-
-    def __init__(self, stacked: PyTree):
-        self.stacked = stacked
-
-    def __getitem__(self, b: int) -> PyTree:
-        return jax.tree.map(lambda leaf: np.asarray(leaf[b]), self.stacked)
 
 
 def parse_bytes(size: str | float) -> float:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from pdvi._base.types import PyTree
-from pdvi.executors.halo import Halos, Seams
+from pdvi.executors.halo import Exports, Halos
 
 Peers = dict[str, tuple[str, list[int]]]  # by a worker's address: the key of its host, and shards that are there
 Wanted = dict[tuple[int, int], int]  # by reader and source: the stamp of what the reader has
@@ -58,8 +58,8 @@ class Unreachable(Exception):
 class Exchange:
     """The halo rows that a worker's shards read, and those that others read of them."""
 
-    def __init__(self, seams: Seams | None, patience: float):
-        self._seams, self._patience = seams, patience
+    def __init__(self, exports: Exports | None, patience: float):
+        self._exports, self._patience = exports, patience
         self._editions: dict[int, tuple[tuple[int, PyTree], ...]] = {}  # of own shards: the newest, the one before
         self._halos: dict[int, PyTree] = {}
         self._stamps: Wanted = {}
@@ -68,7 +68,7 @@ class Exchange:
 
     def publish(self, rows: Halos, stamp: int) -> None:
         """Show others the newest rows of some shards."""
-        if self._seams is not None:
+        if self._exports is not None:
             for b, own in rows.items():
                 self._editions[b] = (stamp, own), *self._editions.get(b, ())[:1]
 
@@ -79,13 +79,13 @@ class Exchange:
 
     def offered(self, wanted: Wanted, as_of: float) -> Offer:
         """Return rows of own shards as they were, where the reader has others."""
-        assert self._seams is not None
+        assert self._exports is not None
         offer: Offer = {}
         for (b, c), known in wanted.items():
             editions = self._editions[c]
             stamp, rows = next((edition for edition in editions if edition[0] <= as_of), editions[-1])
             if stamp != known:
-                _, which = self._seams[b].sources[c]
+                _, which = self._exports.seam(b).sources[c]
                 offer[b, c] = stamp, jax.tree.map(lambda leaf, which=which: leaf[which], rows)
         return offer
 
@@ -94,32 +94,26 @@ class Exchange:
         if moment.peers is not None:
             self._hosts = {address: key for address, (key, _) in moment.peers.items()}
             self._where = {c: address for address, (_, own) in moment.peers.items() for c in own}
-        if self._seams is None:
+        if self._exports is None:
             return dict.fromkeys(shards), Moved(0, 0)
         shards = list(shards)
         wanted: dict[str, Wanted] = {HERE: {}}
         for b in shards:
-            for c in self._seams[b].sources:
+            for c in self._exports.seam(b).sources:
                 wanted.setdefault(self._where.get(c, HERE), {})[b, c] = self._stamps.get((b, c), NEVER)
         within = self.offered(wanted.pop(HERE), moment.as_of)
         between = self._asked(wanted, moment.as_of)
         for offer in (within, *between):
-            self._take_in(offer)
-        orders = {b: self._seams[b].order for b in shards}
+            for (b, c), (stamp, rows) in offer.items():
+                size, sources, _ = self._exports.seam(b)
+                if b not in self._halos:
+                    self._halos[b] = jax.tree.map(lambda leaf, n=size: np.empty((n, *leaf.shape[1:]), leaf.dtype), rows)
+                place, _ = sources[c]
+                jax.tree.map(lambda leaf, new, place=place: leaf.__setitem__(place, new), self._halos[b], rows)
+                self._stamps[b, c] = stamp
+        orders = {b: self._exports.seam(b).order for b in shards}
         halos = {b: jax.tree.map(lambda leaf, b=b: leaf[orders[b]], self._halos[b]) for b in shards}
         return halos, Moved(sum(map(_bytes, between)), _bytes(within))
-
-    def _take_in(self, offer: Offer) -> None:
-        assert self._seams is not None
-        for (b, c), (stamp, rows) in offer.items():
-            seam = self._seams[b]
-            if b not in self._halos:
-                self._halos[b] = jax.tree.map(
-                    lambda leaf, seam=seam: np.empty((seam.size, *leaf.shape[1:]), leaf.dtype), rows
-                )
-            place, _ = seam.sources[c]
-            jax.tree.map(lambda leaf, new, place=place: leaf.__setitem__(place, new), self._halos[b], rows)
-            self._stamps[b, c] = stamp
 
     def _asked(self, wanted: dict[str, Wanted], as_of: float) -> list[Offer]:
         """Return what other workers offer, all being asked at once."""

@@ -14,20 +14,6 @@ from pdvi.core.problem import Problem
 Halos = dict[int, PyTree]  # the latest halo rows of each shard; None where there are none
 
 
-class Exports:
-    """Which rows of a shard other shards read: rows sorted through all shards, so those of a shard lie together."""
-
-    def __init__(self, halo: np.ndarray, n_rows: int):
-        n_shards = len(halo)
-        self.halo, self.n_rows = halo, n_rows
-        self.slots = np.unique(halo)
-        self.first = np.searchsorted(self.slots, np.arange(n_shards + 1) * n_rows)
-
-    def rows(self, b: int) -> np.ndarray:
-        """Return the rows of shard ``b`` that others read."""
-        return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
-
-
 class Seam(NamedTuple):
     """What one shard reads: each row once, those of one source together.
 
@@ -40,23 +26,35 @@ class Seam(NamedTuple):
     order: np.ndarray
 
 
-class Seams:
-    """Which rows every shard reads of which others."""
+class Exports:
+    """Which rows of a shard other shards read: rows sorted through all shards, so those of a shard lie together."""
 
-    def __init__(self, exports: Exports):
-        self.exports = exports
-        self._found: dict[int, Seam] = {}
+    def __init__(self, halo: np.ndarray, n_rows: int):
+        n_shards = len(halo)
+        self.halo, self.n_rows = halo, n_rows
+        self.slots = np.unique(halo)
+        self.first = np.searchsorted(self.slots, np.arange(n_shards + 1) * n_rows)
+        self._seams: dict[int, Seam] = {}
 
-    def __getitem__(self, b: int) -> Seam:
-        if b not in self._found:
-            slots, order = np.unique(self.exports.halo[b], return_inverse=True)
-            shards, begins = np.unique(slots // self.exports.n_rows, return_index=True)
+    def rows(self, b: int) -> np.ndarray:
+        """Return the rows of shard ``b`` that others read."""
+        return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
+
+    def sources(self, b: int) -> set[int]:
+        """Return the shards whose rows shard ``b`` reads."""
+        return set(np.unique(self.halo[b] // self.n_rows).tolist())
+
+    def seam(self, b: int) -> Seam:
+        """Return what shard ``b`` reads; it is found out once."""
+        if b not in self._seams:
+            slots, order = np.unique(self.halo[b], return_inverse=True)
+            shards, begins = np.unique(slots // self.n_rows, return_index=True)
             sources = {}
             for c, begin, end in zip(shards.tolist(), begins, [*begins[1:], len(slots)]):
-                offered = self.exports.slots[self.exports.first[c] : self.exports.first[c + 1]]
+                offered = self.slots[self.first[c] : self.first[c + 1]]
                 sources[c] = slice(begin, end), np.searchsorted(offered, slots[begin:end])
-            self._found[b] = Seam(len(slots), sources, order)
-        return self._found[b]
+            self._seams[b] = Seam(len(slots), sources, order)
+        return self._seams[b]
 
 
 class Boundary:

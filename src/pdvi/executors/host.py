@@ -7,7 +7,7 @@ the halo rows it is handed. It is asked for sums, so that what it answers does n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,17 +20,10 @@ from pdvi.core.problem import Problem, with_halo, without_halo
 from pdvi.core.solver import Solver
 from pdvi.executors.halo import Halos, exports_of
 from pdvi.executors.reader import Reader
+from pdvi.executors.scratch import Scratch
+from pdvi.shards.stacking import take
 
-
-class Kept(Protocol):
-    """Something by shard: a dict, or scratch files."""
-
-    def __getitem__(self, b: int, /) -> PyTree: ...
-
-    def __setitem__(self, b: int, tree: PyTree, /) -> None: ...
-
-    def get(self, b: int, /) -> PyTree:
-        """Return what is there of a shard, None if there is nothing."""
+Kept = dict[int, PyTree] | Scratch  # something by shard
 
 
 class Host:
@@ -64,7 +57,7 @@ class Host:
         visitor, told = traced(visitor), jax.tree.map(jnp.asarray, told)
         messages, rows = [], {}
         for b, shard in self._each(shards, announce=False):
-            local, own = self.local[b], self._own_of(b)
+            local, own = self.local[b], self.own.get(b)
             local, own, message = _visit(self.problem, visitor, told, local, halos[b], own, shard)
             self.local[b], self.own[b] = local, own
             messages.append(jax.tree.map(np.asarray, message))
@@ -76,7 +69,7 @@ class Host:
         reader, told = traced(reader), jax.tree.map(jnp.asarray, told)
         part: PyTree = None
         for b, shard in self._each(shards):
-            found = _look(self.problem, reader, told, self.local[b], halos[b], self._own_of(b), shard)
+            found = _look(self.problem, reader, told, self.local[b], halos[b], self.own.get(b), shard)
             part = _plus(part, b, found)
         return part
 
@@ -85,11 +78,8 @@ class Host:
         function, told = traced(function), jax.tree.map(jnp.asarray, told)
         part: PyTree = None
         for b in self.shards:
-            part = _plus(part, b, _fold(function, told, self._own_of(b)))
+            part = _plus(part, b, _fold(function, told, self.own.get(b)))
         return part
-
-    def _own_of(self, b: int) -> PyTree:
-        return self.own.get(b)
 
     def _each(self, shards: Iterable[int] | None = None, announce: bool = True) -> Iterable[tuple[int, PyTree]]:
         wanted = self.shards if shards is None else list(shards)
@@ -103,6 +93,14 @@ class Host:
             return None
         rows = self.exports.rows(b)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], local)
+
+
+def by_shard(stacked: PyTree, shards: Iterable[int]) -> dict[int, PyTree] | None:
+    """Return what is stacked, shard by shard; None if there is nothing."""
+    if stacked is None:
+        return None
+    arrays = jax.tree.map(np.asarray, stacked)
+    return {b: take(arrays, b) for b in shards}
 
 
 def add_up(parts: list[PyTree]) -> PyTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import weakref
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-PyTree = Any
+from pdvi._base.types import PyTree
 
 
 class Scratch:
@@ -32,20 +33,17 @@ class Scratch:
     def __getitem__(self, b: int) -> PyTree:
         leaves = []
         for file, (shape, dtype) in zip(self._files, self._shapes):
-            array = np.empty(shape, dtype)
-            view, done, begin = memoryview(array.reshape(-1).view(np.uint8)), 0, b * array.nbytes
-            while done < array.nbytes:
-                done += os.preadv(file.fileno(), [view[done:]], begin + done)
-            leaves.append(array)
+            file.seek(b * _size(shape, dtype))
+            leaves.append(np.fromfile(file, dtype, math.prod(shape)).reshape(shape))
         return jax.tree.unflatten(self._structure, leaves)
 
     def __setitem__(self, b: int, tree: PyTree) -> None:
         for file, leaf in zip(self._files, jax.tree.leaves(tree)):
             array = np.ascontiguousarray(leaf)
-            view, done, begin = memoryview(array.reshape(-1).view(np.uint8)), 0, b * array.nbytes
             try:
-                while done < array.nbytes:
-                    done += os.pwrite(file.fileno(), view[done:], begin + done)
+                file.seek(b * array.nbytes)
+                file.write(array)
+                file.flush()
             except OSError as error:
                 msg = (
                     f"cannot keep shard {b} in {str(self._folder)!r}: {error.strerror}; give `scratch` another folder."
@@ -69,4 +67,4 @@ def _close(files: list[Any]) -> None:
 
 
 def _size(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return int(np.prod(shape)) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize

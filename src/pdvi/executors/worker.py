@@ -14,7 +14,6 @@ from pdvi._base.memory import keep_freed
 from pdvi._base.types import PyTree
 from pdvi.core.problem import Problem
 from pdvi.executors.exchange import Exchange, Moment, Moved, Offer, Unreachable, Wanted
-from pdvi.executors.halo import Seams
 from pdvi.executors.host import Host
 from pdvi.shards.store import Store
 
@@ -63,7 +62,7 @@ class WorkerHost(Host):
         self.wide = wide
         self.local: dict[int, PyTree] = {}
         self.own: dict[int, PyTree] = {}
-        self.exchange = Exchange(None if self.exports is None else Seams(self.exports), patience)
+        self.exchange = Exchange(self.exports, patience)
         self._things: dict[int, Any] = {}
         self._told: dict[int, list[Any]] = {}
 

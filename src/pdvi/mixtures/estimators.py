@@ -23,7 +23,7 @@ from pdvi.mixtures.init import center, kmeans_labels, one_hot
 from pdvi.mixtures.likelihood import Likelihood
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
-from pdvi.run.named import solver_for
+from pdvi.run.settings import solver_for
 
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")  # scikit-learn's
 SHARED = ("diagonal", "tied")

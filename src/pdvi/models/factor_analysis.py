@@ -87,23 +87,22 @@ class FactorAnalysisModel(eqx.Module):
     def global_step(self, statistics: FactorStatistics, augmentation: Augmentation) -> Globals:
         """Return the regression of columns on factors, and the noise that it leaves, by turns until both stay."""
         rows, square, cross, second = statistics
-        centre, dual, penalty = (_rowwise(part) for part in augmentation)
+        row_centre, row_dual, row_penalty = (jnp.column_stack([part["mean"], part["loading"]]) for part in augmentation)
+        centre, dual, penalty = (part["log_precision"] for part in augmentation)
         d, n_noise = square.shape[0], self.log_precision.shape[0]
         half = 0.5 * rows * (d // n_noise)
 
         def regression(log_t: Array) -> Array:
             t = jnp.broadcast_to(jnp.exp(log_t), (d,))[:, None]
-            pull = t * cross + penalty.rows * centre.rows - dual.rows
-            stiff = t[..., None] * second + jax.vmap(jnp.diag)(penalty.rows)
+            pull = t * cross + row_penalty * row_centre - row_dual
+            stiff = t[..., None] * second + jax.vmap(jnp.diag)(row_penalty)
             return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(stiff), pull[..., None])[..., 0]
 
         def noise(B: Array) -> Array:
             left = square + ((B @ second - 2 * cross) * B).sum(1)
             left = left.reshape(n_noise, -1).sum(1)
             least = 2 * half * LEAST_NOISE
-            free = log_variance(
-                0.5 * jnp.maximum(left, least), half, centre.log_precision, dual.log_precision, penalty.log_precision
-            )
+            free = log_variance(0.5 * jnp.maximum(left, least), half, centre, dual, penalty)
             return jnp.minimum(free, -math.log(LEAST_NOISE))
 
         def unfinished(carry: tuple[Array, Array, Array]) -> Array:
@@ -115,7 +114,7 @@ class FactorAnalysisModel(eqx.Module):
             new = noise(regression(log_t))
             return count + 1, new, jnp.abs(new - log_t).max()
 
-        first = (jnp.asarray(0), centre.log_precision, jnp.asarray(jnp.inf, square.dtype))
+        first = (jnp.asarray(0), centre, jnp.asarray(jnp.inf, square.dtype))
         log_t = jax.lax.while_loop(unfinished, turn, first)[1]
         B = regression(log_t)
         return {"loading": B[:, 1:], "mean": B[:, 0], "log_precision": log_t}
@@ -140,17 +139,6 @@ def posterior(globals_: Globals) -> tuple[Array, Array]:
     covariance = jnp.linalg.inv(precision)
     covariance = 0.5 * (covariance + covariance.T)
     return covariance, scaled @ covariance
-
-
-class _Rows(NamedTuple):
-    """A part of the augmentation: what belongs to (mean, W), and to log t."""
-
-    rows: Array  # (d, 1 + k)
-    log_precision: Array
-
-
-def _rowwise(part: Globals) -> _Rows:
-    return _Rows(jnp.column_stack([part["mean"], part["loading"]]), part["log_precision"])
 
 
 def _entries(C: Array) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -113,57 +114,38 @@ def _places(entries: Array) -> np.ndarray:
     return np.cumsum(np.arange(1, q + 1)) - 1
 
 
-# E log(1 + exp(m + s e)), e standard normal, as a sum over nodes. Its derivatives are such sums too; to say so keeps
-# automatic differentiation from carrying a tangent for every node.
-
-
-@jax.custom_jvp
 def expected_softplus(m: Array, s: Array) -> Array:
-    """Return E log(1 + exp(m + s e))."""
-    return _over_nodes(lambda at, _: jax.nn.softplus(at), m, s)
+    """Return E log(1 + exp(m + s e)), e standard normal."""
+    return _moment(m, s, 0, 0)
 
 
-@expected_softplus.defjvp
-def _softplus_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (m, s), (dm, ds) = primals, tangents
-    return expected_softplus(m, s), _sigmoid(m, s) * dm + _sigmoid_node(m, s) * ds
+def _softplus(order: int) -> Callable[[Array], Array]:
+    """Return a derivative of log(1 + exp(x)), entry by entry."""
+    if order < 2:
+        return jax.nn.sigmoid if order else jax.nn.softplus
+    return lambda x: jax.jvp(_softplus(order - 1), (x,), (jnp.ones_like(x),))[1]
 
 
-@jax.custom_jvp
-def _sigmoid(m: Array, s: Array) -> Array:
-    return _over_nodes(lambda at, _: jax.nn.sigmoid(at), m, s)
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _moment(m: Array, s: Array, order: int, power: int) -> Array:
+    """Return E e^power f(m + s e) for the derivative f of softplus of this order, as a sum over nodes.
 
-
-@_sigmoid.defjvp
-def _sigmoid_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (m, s), (dm, ds) = primals, tangents
-    return _sigmoid(m, s), _bend(m, s, 0) * dm + _bend(m, s, 1) * ds
-
-
-@jax.custom_jvp
-def _sigmoid_node(m: Array, s: Array) -> Array:
-    return _over_nodes(lambda at, node: node * jax.nn.sigmoid(at), m, s)
-
-
-@_sigmoid_node.defjvp
-def _sigmoid_node_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (m, s), (dm, ds) = primals, tangents
-    return _sigmoid_node(m, s), _bend(m, s, 1) * dm + _bend(m, s, 2) * ds
-
-
-def _bend(m: Array, s: Array, power: int) -> Array:
-    """E e^power sigmoid'(m + s e)."""
-
-    def term(at: Array, node: Array) -> Array:
-        p = jax.nn.sigmoid(at)
-        return node**power * p * (1 - p)
-
-    return _over_nodes(term, m, s)
-
-
-def _over_nodes(term: Callable[[Array, Array], Array], m: Array, s: Array) -> Array:
-    """Add up a term over the nodes, one after the other: an array of all of them would not stay in the cache."""
-    nodes, weights = jnp.asarray(NODES, m.dtype), jnp.asarray(WEIGHTS, m.dtype)
+    They are added up one after the other: an array of all of them would not stay in the cache. The derivatives are
+    such moments too; to say so keeps automatic differentiation from carrying a tangent for every node.
+    """
+    nodes, weights, function = jnp.asarray(NODES, m.dtype), jnp.asarray(WEIGHTS, m.dtype), _softplus(order)
     return jax.lax.fori_loop(
-        0, len(NODES), lambda i, total: total + weights[i] * term(m + s * nodes[i], nodes[i]), jnp.zeros_like(m)
+        0,
+        len(NODES),
+        lambda i, total: total + weights[i] * nodes[i] ** power * function(m + s * nodes[i]),
+        jnp.zeros_like(m),
     )
+
+
+@_moment.defjvp
+def _moment_slope(
+    order: int, power: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (m, s), (dm, ds) = primals, tangents
+    slope = _moment(m, s, order + 1, power) * dm + _moment(m, s, order + 1, power + 1) * ds
+    return _moment(m, s, order, power), slope

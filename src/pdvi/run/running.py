@@ -20,7 +20,6 @@ from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
 from pdvi.executors.fit_program import Outcome
-from pdvi.run.named import executor_for, solver_for
 from pdvi.run.program import (
     LARGE_STATE,
     MIN_ROW_SECONDS,
@@ -34,7 +33,7 @@ from pdvi.run.program import (
 )
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
-from pdvi.run.settings import batch_size_for, lam_from, no_nan, seed_for
+from pdvi.run.settings import batch_size_for, executor_for, lam_from, no_nan, seed_for, solver_for
 from pdvi.run.stopping import little
 from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
 
@@ -387,8 +386,8 @@ class Run:
 
     def result(self, status: Status) -> Result:
         """Return what the run has reached; with the last good state while it is another."""
-        unfinished = status is Status.RUNNING
-        local = self.executor.checkpoint_local if unfinished else self.executor.local_params
+        is_checkpoint = status is Status.RUNNING  # without local variables that are rebuilt from the data
+        local = None if is_checkpoint and self.executor.remote else self.executor.local_params(self.state)
         state = {**named(self.state.server, "server"), **named(self.state.own, "own")}
         if self.warm:
             state[WARM] = np.asarray(True)
@@ -396,7 +395,7 @@ class Run:
             state |= {f"good.{name}": value for name, value in _all_named(self.good).items()}
         return Result(
             global_params=self.problem.unravel(np.asarray(self.state.lam)),
-            local_params=local(self.state),
+            local_params=local,
             trace=pd.DataFrame(self.rows),
             status=status,
             n_steps=self.step,

@@ -1,19 +1,70 @@
-"""The arguments of `fit`: checked, and completed with what an earlier run used."""
+"""The arguments of `fit`: checked, found by name, and completed with what an earlier run used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pdvi._base.checks import positive, whole
+from pdvi._base.checks import instance, positive, whole
 from pdvi._base.checks import seed as checked_seed
+from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.result import Result
 from pdvi.core.solver import Solver
+from pdvi.executors import Dask, Disk, Memory
+from pdvi.solvers import SOLVERS
+
+METHODS = {name.lower(): solver for name, solver in SOLVERS.items()} | {"memoized": SOLVERS["MemoizedVB"]}
+
+
+def solver_for(solver: Any) -> Solver:
+    """Return the solver, which may be given by name: "p2dvi", or "P2DVI"."""
+    if isinstance(solver, str):
+        return METHODS[_known("solver", solver, tuple(METHODS))]
+    return instance("solver", solver, Solver, "a solver such as pdvi.P2DVI(), or its name", _instead_of(solver))
+
+
+def executor_for(executor: Any, problem: Problem) -> Executor:
+    """Return the executor, which may be given by name; by default the one that suits where the shards are."""
+    if executor is None:
+        return Memory() if problem.store is None else Disk()
+    if isinstance(executor, str):
+        return PLACES[_known("executor", executor, tuple(PLACES))]()
+    wanted = "an executor such as pdvi.Memory() or pdvi.Disk(), or its name"
+    return instance("executor", executor, Executor, wanted, _instead_of(executor))
+
+
+def _known(name: str, value: str, options: tuple[str, ...]) -> str:
+    known = value.lower().replace("-", "")  # "P2D-VI" is what the paper writes
+    if known not in options:
+        msg = f"`{name}` must be one of {options}, or an object made by hand, got {value!r}."
+        raise ValueError(msg)
+    return known
+
+
+def _instead_of(value: Any) -> str:
+    return f"call it: {value.__name__}()" if isinstance(value, type) else ""
+
+
+def _dask() -> Executor:
+    """Dask with the client that the process has: which cluster to work on is nothing to guess."""
+    try:
+        from distributed import default_client
+    except ImportError as error:
+        msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
+        raise ImportError(msg) from error
+    try:
+        return Dask(default_client())
+    except ValueError as error:
+        msg = "`executor='dask'` needs a client, and there is none; give pdvi.Dask(distributed.Client(address))."
+        raise ValueError(msg) from error
+
+
+PLACES: dict[str, Callable[[], Executor]] = {"memory": Memory, "disk": Disk, "dask": _dask}
 
 
 def batch_size_for(problem: Problem, solver: Solver, batch_size: int | None, earlier: Result | None) -> int:

@@ -8,11 +8,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pandas as pd
 from tqdm import tqdm
 
@@ -22,12 +24,11 @@ from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
+from pdvi.executors.steps import run_side_by_side, side_by_side, stacked
 from pdvi.run.fit import wanted as bar_wanted
-from pdvi.run.named import solver_for
 from pdvi.run.running import Run
-from pdvi.run.sampling import Sampling
-from pdvi.run.settings import last_step
-from pdvi.run.together import advance_together, objectives
+from pdvi.run.sampling import Sampling, batches
+from pdvi.run.settings import last_step, solver_for
 
 Settings = dict[str, float]
 
@@ -105,13 +106,25 @@ def tune(
     _check_trials(trials, grids)
     positive("max_epochs", max_epochs)
     start = start.point if isinstance(start, Result) else start  # a start, never a run to continue
-    task = _Task(problem, batch_size, max_epochs, sampling, start, executor, seed)
-    first = task.run(with_settings(problem, solver, {name: grid[0] for name, grid in grids.items()}))
+    new_run = partial(
+        Run,
+        problem,
+        batch_size=batch_size,
+        seed=seed,
+        sampling=sampling,
+        start=start,
+        executor=executor,
+        log_every=max_epochs / PARTS,
+    )
+    first = new_run(with_settings(problem, solver, {name: grid[0] for name, grid in grids.items()}))
     first.log()
-    ledger = _Ledger(path, _fingerprint(problem, solver, grids, task, first))
-    side_by_side = executor is None and _small(first) if vectorise is None else vectorise
-    longest = max(map(len, grids.values())) if side_by_side else None
-    if side_by_side and executor is not None:
+    last = last_step(max_epochs, None, first.steps_per_epoch)
+    ledger = _Ledger(path, _fingerprint(solver, grids, first, max_epochs))
+    limit = VECTORISED["cpu" if jax.default_backend() == "cpu" else "other"]
+    is_small = sum(leaf.nbytes for leaf in jax.tree.leaves(first.state)) <= limit
+    vectorise = executor is None and is_small if vectorise is None else vectorise
+    longest = max(map(len, grids.values())) if vectorise else None
+    if vectorise and executor is not None:
         msg = f"`vectorise` must be left out or False with an `executor`, got {vectorise!r}."
         raise ValueError(msg)
     made: list[dict[str, Any]] = []
@@ -119,12 +132,13 @@ def tune(
     with tqdm(total=trials, unit="trial", disable=not bar_wanted(progress), leave=False) as bar:
         for name, wanted in _rounds(grids, lambda: _best(made, start_objective, list(grids), equal)):
             known = {_key({setting: trial[setting] for setting in grids}) for trial in made}
-            wanted = [one for one in _distinct(wanted) if _key(one) not in known][: trials - len(made)]
+            new = {_key(one): one for one in wanted if _key(one) not in known}
+            wanted = list(new.values())[: trials - len(made)]
             missing = [settings for settings in wanted if _key(settings) not in ledger.done]
-            groups = [missing] if side_by_side and missing else [[settings] for settings in missing]
+            groups = [missing] if vectorise and missing else [[settings] for settings in missing]
             for group in groups:
-                runs = [task.run(with_settings(problem, solver, settings)) for settings in group]
-                for settings, course in zip(group, _courses(runs, task.last(runs[0]), longest)):
+                runs = [new_run(with_settings(problem, solver, settings)) for settings in group]
+                for settings, course in zip(group, _courses(runs, last, longest)):
                     ledger.add(settings, course)
             for settings in wanted:
                 course = ledger.done[_key(settings)]
@@ -135,36 +149,6 @@ def tune(
     settings = _best(made, start_objective, list(grids), equal)
     objective = ledger.done[_key(settings)][-1]
     return TuningResult(with_settings(problem, solver, settings), settings, objective, pd.DataFrame(made))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    """What all trials have in common."""
-
-    problem: Problem
-    batch_size: int | None
-    max_epochs: float
-    sampling: Sampling | None
-    start: Any
-    executor: Executor | None
-    seed: int
-
-    def run(self, solver: Solver) -> Run:
-        """A run of ``solver`` that has not begun."""
-        return Run(
-            self.problem,
-            solver,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            sampling=self.sampling,
-            start=self.start,
-            executor=self.executor,
-            log_every=self.max_epochs / PARTS,
-        )
-
-    def last(self, run: Run) -> int:
-        """The number of steps of a trial."""
-        return last_step(self.max_epochs, None, run.steps_per_epoch)
 
 
 def _best(made: list[dict[str, Any]], start: float, names: list[str], equal: float = EQUAL) -> Settings:
@@ -190,7 +174,8 @@ def _rounds(grids: dict[str, tuple[float, ...]], best: Callable[[], Settings]) -
         for name, ratio in ratios.items():
             if ratio > FINEST:
                 here = best()
-                yield f"fine {name}", [{**here, name: _rounded(here[name] * factor)} for factor in (ratio, 1 / ratio)]
+                finer = [float(f"{here[name] * factor:.6g}") for factor in (ratio, 1 / ratio)]  # printed is tried
+                yield f"fine {name}", [{**here, name: value} for value in finer]
         ratios = {name: math.sqrt(ratio) for name, ratio in ratios.items()}
 
 
@@ -199,49 +184,56 @@ def _ratio(grid: tuple[float, ...]) -> float:
     return max((b / a for a, b in pairwise(grid)), default=COARSE[1] / COARSE[0])
 
 
-def _rounded(value: float) -> float:
-    """Six digits: what is printed is what was tried."""
-    return float(f"{value:.6g}")
-
-
-def _distinct(settings: list[Settings]) -> list[Settings]:
-    return list({_key(one): one for one in settings}.values())
-
-
 def _key(settings: Settings) -> str:
     return json.dumps(settings)
 
 
 def _courses(runs: list[Run], last: int, together: int | None) -> list[list[float]]:
-    """What each run reaches part by part in ``last`` steps, this many ``together``; infinity if that is not finite."""
-    if together is not None:
-        courses = _together(runs, last, max(together, len(runs)))
-    else:
-        courses = [_alone(run, last) for run in runs]
-    return [[value if math.isfinite(value) else math.inf for value in course] for course in courses]
+    """What each run reaches part by part in ``last`` steps; infinity if that is not finite.
 
-
-def _alone(run: Run, last: int) -> list[float]:
-    course = []
-    while run.step < last:
-        run.advance(last)
-        course.append(run.executor.evaluate(run.state, run.solver)["objective"])
-    return course
-
-
-def _together(runs: list[Run], last: int, size: int) -> list[list[float]]:
-    """Return the same from compiled calls for ``size`` runs side by side, copies of the last filling up."""
-    filled = [*runs, *(copy(runs[-1]) for _ in range(size - len(runs)))]
-    course = []
+    ``together``: in compiled calls for so many runs side by side, copies of the last filling up.
+    """
+    courses: list[list[float]] = [[] for _ in runs]
+    filled = [*runs, *(copy(runs[-1]) for _ in range((together or 0) - len(runs)))]
     while runs[0].step < last:
-        advance_together(filled, last)
-        course.append(objectives(runs))
-    return [list(values) for values in zip(*(part.tolist() for part in course))]
+        if together is None:
+            for run in runs:
+                run.advance(last)
+        else:
+            _advance_together(filled, last)
+        for run, course in zip(runs, courses):
+            objective = run.executor.evaluate(run.state, run.solver)["objective"]
+            course.append(objective if math.isfinite(objective) else math.inf)
+    return courses
 
 
-def _small(run: Run) -> bool:
-    limit = VECTORISED["cpu" if jax.default_backend() == "cpu" else "other"]
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(run.state)) <= limit
+def _advance_together(runs: list[Run], last: int) -> None:
+    """Advance runs in memory that differ in their start and in real-valued settings of one solver only.
+
+    Each comes to the state that `Run.advance` would bring it to, up to rounding. Segments that end elsewhere in some of
+    them are run one by one.
+    """
+    one = runs[0]
+    stop = min(last, (one.step // one.stride + 1) * one.stride)
+    drawn = batches(one.sampling, one.seed, one.step, stop, one.problem.n_shards, one.batch_size)
+    while len(drawn):
+        segments = [run.next_segment() for run in runs]
+        count = segments[0].n_steps
+        if any(segment.n_steps != count for segment in segments):
+            msg = "runs side by side must have their segments in step."
+            raise ValueError(msg)
+        states = run_side_by_side(
+            one.problem,
+            side_by_side([segment.solver for segment in segments]),
+            stacked([run.state for run in runs]),
+            jnp.asarray(drawn[:count]),
+        )
+        for number, run in enumerate(runs):
+            run.state = jax.tree.map(lambda leaf, i=number: leaf[i], states)
+        done = len(drawn) if count is None else min(len(drawn), count)
+        drawn = drawn[done:]
+        for run in runs:
+            run.step += done
 
 
 class _Ledger:
@@ -291,18 +283,16 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         raise ValueError(msg) from None
 
 
-def _fingerprint(
-    problem: Problem, solver: Solver, grids: dict[str, tuple[float, ...]], task: _Task, run: Run
-) -> dict[str, Any]:
+def _fingerprint(solver: Solver, grids: dict[str, tuple[float, ...]], run: Run, max_epochs: float) -> dict[str, Any]:
     """What must agree for trials to be used again."""
     return {
         "solver": settings_of(solver),
         "space": {name: list(grid) for name, grid in grids.items()},
-        "shards": problem.n_shards,
-        "blocks": [[name, list(shape)] for name, shape in problem.blocks],
+        "shards": run.problem.n_shards,
+        "blocks": [[name, list(shape)] for name, shape in run.problem.blocks],
         "start": run.rows[0]["objective"],
         "batch_size": run.batch_size,
-        "max_epochs": task.max_epochs,
+        "max_epochs": max_epochs,
         "sampling": repr(run.sampling),
         "seed": run.seed,
     }

@@ -34,7 +34,11 @@ def neighbour_tables(
     """
     dtype = np.dtype(jnp.result_type(float))
     slots, n_slots = where.slots.astype(np.int32), where.rows.shape[1]
-    degree = _most_neighbours(graph, slots // n_slots, halo)
+    if not halo:
+        pairs, patch = sp.coo_array(graph), slots // n_slots
+        inside = patch[pairs.row] == patch[pairs.col]
+        graph = sp.csr_array((pairs.data[inside], (pairs.row[inside], pairs.col[inside])), shape=graph.shape)
+    degree = int(np.diff(graph.indptr).max(initial=0))
     # an even number: half of them can be worked on at once
     degree = degree_bucket(degree) if where.bucketed else max(2, degree + degree % 2)
     for b, rows in enumerate(where.rows):
@@ -42,14 +46,9 @@ def neighbour_tables(
         edges = sp.csr_array(graph[rows[taken]])
         begin, entry, weights = edges.indptr, slots[edges.indices] - b * n_slots, edges.data
         outside = (entry < 0) | (entry >= n_slots)
-        ghosts = np.empty(0, np.int32)
-        if halo:
-            unique, rank = np.unique(entry[outside], return_inverse=True)
-            entry[outside] = n_slots + rank
-            ghosts = (unique + b * n_slots).astype(np.int32)
-        else:
-            inside = ~outside
-            begin, entry, weights = np.concatenate([[0], np.cumsum(inside)])[begin], entry[inside], weights[inside]
+        unique, rank = np.unique(entry[outside], return_inverse=True)
+        entry[outside] = n_slots + rank
+        ghosts = (unique + b * n_slots).astype(np.int32)
         count = np.diff(begin)
         table, weight = np.zeros((degree, n_slots), np.int32), np.zeros((degree, n_slots), dtype)
         for column in range(degree):  # one after the other: all at once would jump through memory
@@ -57,11 +56,3 @@ def neighbour_tables(
             at = begin[has] + column
             table[column, taken[has]], weight[column, taken[has]] = entry[at], beta * weights[at]
         yield NeighbourTable(table, weight, ghosts)
-
-
-def _most_neighbours(graph: sp.csr_array, patch: np.ndarray, halo: bool) -> int:
-    degree = np.diff(graph.indptr)
-    if not halo:
-        row = np.repeat(np.arange(len(degree)), degree)
-        degree = np.bincount(row[patch[row] == patch[graph.indices]], minlength=1)
-    return int(degree.max(initial=0))

@@ -53,17 +53,17 @@ def strips(lengths: Any, n_shards: int, width: int | None = None) -> Strips:
     lengths = np.asarray(lengths, np.int64)
     whole("n_shards", n_shards, least=1, most=len(lengths), of="the number of units")
     width = best_width(lengths) if width is None else whole("width", width, least=1)
-    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    first = np.cumsum(lengths) - lengths
     per_unit = -(-lengths // width)
     shard = _balanced(per_unit, n_shards)
     sizes = np.bincount(shard, minlength=n_shards)
-    slot = np.arange(len(lengths)) - np.concatenate([[0], np.cumsum(sizes)[:-1]])[shard]
+    slot = np.arange(len(lengths)) - (np.cumsum(sizes) - sizes)[shard]
     units = np.full((n_shards, sizes.max()), -1)
     units[shard, slot] = np.arange(len(lengths))
     unit = np.repeat(np.arange(len(lengths)), per_unit)  # of every strip
     nth = np.arange(len(unit)) - np.repeat(np.cumsum(per_unit) - per_unit, per_unit)
     filled = np.bincount(shard[unit], minlength=n_shards)
-    place = np.arange(len(unit)) - np.concatenate([[0], np.cumsum(filled)[:-1]])[shard[unit]]
+    place = np.arange(len(unit)) - (np.cumsum(filled) - filled)[shard[unit]]
     entries = np.full((n_shards, max(1, filled.max(initial=0)), width), -1)
     within = nth[:, None] * width + np.arange(width)
     entries[shard[unit], place] = np.where(within < lengths[unit][:, None], first[unit][:, None] + within, -1)
@@ -87,10 +87,5 @@ def _balanced(work: np.ndarray, n_shards: int) -> np.ndarray:
     shard = np.minimum((done / (work + 1e-3).sum() * n_shards).astype(int), n_shards - 1)
     index = np.arange(len(work))
     shard = np.minimum(np.maximum.accumulate(shard), index)  # no shard is skipped from the front
-    return np.maximum(_no_gaps(shard), n_shards - (len(work) - index))
-
-
-def _no_gaps(shard: np.ndarray) -> np.ndarray:
-    """Return shards numbered so that none in between is left out: each rises by at most one from unit to unit."""
-    risen = np.minimum(np.diff(shard, prepend=0), 1)
-    return np.cumsum(risen)
+    shard = np.cumsum(np.minimum(np.diff(shard, prepend=0), 1))  # nor one in between
+    return np.maximum(shard, n_shards - (len(work) - index))

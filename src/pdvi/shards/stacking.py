@@ -111,7 +111,9 @@ def _stack_list(shards: list[PyTree]) -> tuple[PyTree, np.ndarray | None]:
         raise ValueError(msg)
     longest = int(rows.max())
     padded = [
-        np.stack([_pad(leaf, longest) for leaf in column]) if name in row_sizes else np.stack(column)
+        np.stack([leaf[np.minimum(np.arange(longest), len(leaf) - 1)] for leaf in column])
+        if name in row_sizes
+        else np.stack(column)
         for name, column in zip(paths, columns)
     ]
     stacked = jax.tree.unflatten(structure, padded)
@@ -126,11 +128,6 @@ def _fractions(shards: dict[str, Any]) -> np.ndarray:
         msg = f"no shard may be empty: {MASK!r} of shard {int(rows.argmin())} is 0 for all rows; leave it out."
         raise ValueError(msg)
     return rows / rows.sum()
-
-
-def _pad(leaf: np.ndarray, longest: int) -> np.ndarray:
-    missing = longest - leaf.shape[0]
-    return np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]) if missing else leaf
 
 
 def _check_leaf(name: str, leaf: np.ndarray) -> None:

@@ -63,8 +63,8 @@ class Store:
         """Return shard ``b``; with ``check``, its checksum is compared."""
         file = self._check_size(b)
         buffer = _aligned(self.shard_bytes)
-        with open(file, "rb", buffering=0) as stream:
-            size = _fill(stream, buffer)
+        with open(file, "rb") as stream:
+            size = stream.readinto(buffer)
         if size != self.shard_bytes:
             raise self._damage(file.name, f"it has {size} bytes instead of {self.shard_bytes}")
         if check and zlib.crc32(buffer) != self.checksums[b]:
@@ -248,11 +248,3 @@ def _aligned(size: int) -> np.ndarray:
     raw = np.empty(size + ALIGNMENT, np.uint8)
     shift = -raw.ctypes.data % ALIGNMENT
     return raw[shift : shift + size]
-
-
-def _fill(stream: Any, buffer: np.ndarray) -> int:
-    """Read until the buffer is full or the file ends (one call reads at most 2 GB)."""
-    view, done = memoryview(buffer), 0
-    while done < len(buffer) and (got := stream.readinto(view[done:])):
-        done += got
-    return done

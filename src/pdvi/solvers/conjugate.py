@@ -9,9 +9,6 @@ import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
-from pdvi.core.solver import add
-
-__all__ = ["add", "best_globals", "statistics_of"]
 
 
 @eqx.filter_jit

@@ -59,7 +59,8 @@ def near_optimum(shards: Shards, lam: Array, units: Array, reader: ShardFn, subs
     here, short = NearOptimum(lam, units, there(lam, units), 0), 0
     while here.n_steps < MOST_STEPS:
         found = here.derivatives
-        move, gain, whole = newton_step(here.units, found.reduced, found.profiled, _longest(here.lam))
+        longest = LONGEST * (1 + np.abs(np.asarray(here.lam, float)))
+        move, gain, whole = newton_step(here.units, found.reduced, found.profiled, longest)
         enough = max(lam.size, float(found.rounding))
         short = 0 if gain > enough else short + 1
         if not whole > enough or short > MOST_SHORT:  # or it is not a number
@@ -91,20 +92,12 @@ def _lower(before: Derivatives, after: Derivatives, promised: float) -> bool:
     )
 
 
-def _longest(lam: Array) -> np.ndarray:
-    return LONGEST * (1 + np.abs(np.asarray(lam, float)))
+def newton_step(
+    R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf
+) -> tuple[np.ndarray, float, float]:
+    """Return Newton's step of the globals, minus the slope along it, and the same for a step of any length.
 
-
-class Step(NamedTuple):
-    """A step of the globals, minus the slope along it, and the same for the whole Newton step."""
-
-    move: np.ndarray
-    gain: float
-    whole: float
-
-
-def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | float = np.inf) -> Step:
-    """Return Newton's step; ``curvature`` is in the units R, a diagonal, and made positive.
+    ``curvature`` is in the units R, a diagonal, and made positive.
 
     Where it would be longer than ``longest`` in some coordinate, all directions are given more curvature, as much in
     each when the diagonal is 1 (Levenberg's step): flat ones, which are the long ones, become shorter by that, while a
@@ -112,7 +105,7 @@ def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | floa
     """
     units, slope, curvature = (np.asarray(part, float) for part in (R, slope, curvature))
     if not (np.isfinite(curvature).all() and np.isfinite(slope).all()):
-        return Step(np.zeros_like(slope), np.nan, np.nan)
+        return np.zeros_like(slope), np.nan, np.nan
     own = np.diagonal(units) if units.ndim == 2 else units  # units are diagonal here
     size = _sizes(np.abs(np.diagonal(curvature)))
     values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T) / (size[:, None] * size))
@@ -135,7 +128,7 @@ def newton_step(R: Array, slope: Any, curvature: Any, longest: np.ndarray | floa
             low, high = (middle, high) if too_long(np.exp(middle)) else (low, middle)
         more = float(np.exp(high))
     gain, whole = (float(along @ (along / (values + extra))) for extra in (more, 0.0))
-    return Step(damped(more), gain, whole)
+    return damped(more), gain, whole
 
 
 def _sizes(diagonal: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from pdvi.mixtures.checks import check_coupling, check_graph
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.pp.neighborhood import averages
-from pdvi.run.named import solver_for
+from pdvi.run.settings import solver_for
 from pdvi.shards.nearest import asked_once
 from pdvi.spatial.transfer import keep_mixtures
 from pdvi.spatial.views import FEATURES, VIEWS, Tissue, View, ViewSettings, find_domains

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import scipy.sparse as sp
 from pdvi import graphs
 from pdvi._anndata.blocks import Blocks
 from pdvi._anndata.checks import say
+from pdvi._base import room
 from pdvi._base.stages import Draft, Made, Stages
 from pdvi._base.work_dir import WorkDir
 from pdvi.executors.disk import Disk, parse_bytes
@@ -185,8 +185,5 @@ def _folder(given: str | os.PathLike[str] | None) -> Iterator[WorkDir]:
 
 def free_memory() -> float:
     """Most of the memory that is free, in bytes; 4 GB where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return FREE * next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return 4e9
+    free = room.available()
+    return 4e9 if free == float("inf") else FREE * free

@@ -78,6 +78,7 @@ def with_penalty(server: Server, penalty: Array) -> Server:
     return with_mean_dual(server._replace(penalty=penalty), applied(server.penalty, server.h))
 
 
+@jax.jit
 def with_mean_dual(server: Server, mean_dual: Array) -> Server:
     """Return the server with h rebuilt from the duals (fact one): a running sum drifts, a lost shard takes its own."""
     h = solved(server.penalty, mean_dual)

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Exact, GlobalStep, LocalStep, offers, require
 from pdvi.core.problem import Problem
-from pdvi.solvers.primal_dual.arrow import FLOOR, arrow, as_rows, positive_inverse, units_of
+from pdvi.solvers.primal_dual.arrow import FLOOR, arrow, as_rows
 from pdvi.solvers.primal_dual.metric import (
     applied,
     curvature_in_units,
@@ -36,15 +35,16 @@ Objective = Callable[[Array], Array]
 LONGEST = 2.0  # times 1 + |x|: a step's length in any coordinate
 DIGITS = 0, 3  # smallest steps by which coordinates are moved to see rounding errors: twice the time of a value
 DECREASE = 1e-4, 4.0  # of what the slope promises, that a step must bring, and may: far more is rounding noise
+ROWS_TOL = 1e-3  # of the first gradient: how well the locals of independent rows are found in a visit
 NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searched quasi-Newton run
 
 
 class Newton(eqx.Module):
-    """At most ``steps`` damped Newton steps, until no gradient entry exceeds ``tol`` times the first's.
+    """At most ``steps`` damped Newton steps, until the gradient, measured by the Hessian, is ``tol`` times the first.
 
-    Entries and eigenvalues are judged in the units of the Hessian's diagonal, whatever those of the model. Eigenvalues
-    are made positive, so that it leaves saddles, and a step that does not lower the objective is halved, so that it
-    cannot overshoot. It also ends when rounding hides any decrease.
+    Eigenvalues are judged in the units of the Hessian's diagonal, whatever those of the model, and made positive, so
+    that it leaves saddles. A step that does not lower the objective is halved, so that it cannot overshoot. It also
+    ends when rounding hides any decrease.
     """
 
     steps: int = 20
@@ -52,42 +52,25 @@ class Newton(eqx.Module):
     halvings: int = 60  # a flat tail makes the first step very long
 
     def minimise(self, objective: Objective, start: Array) -> Array:
-        """Return a minimiser of ``objective`` near ``start``."""
-        eps = jnp.finfo(start.dtype).eps
+        """Return a minimiser of ``objective`` near ``start``.
 
-        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            count, x, limit, _ = carry
-            # one linear map for all columns: derivatives are compiled once
-            (value, gradient), product = jax.linearize(jax.value_and_grad(objective), x)
-            hessian = jax.vmap(lambda along: product(along)[1], out_axes=1)(jnp.eye(x.size, dtype=x.dtype))
-            move = positive_inverse(hessian) @ gradient
-            steepest = jnp.abs(gradient / units_of(hessian)).max()
-            limit = jnp.where(count == 0, self.tol * steepest, limit)
-            slope, rounding = gradient @ move, 4 * eps * jnp.abs(value)
+        ``start`` is a vector, or a matrix whose rows do not meet in the objective: each has a Hessian of its own.
+        """
+        nothing = jnp.zeros(0, start.dtype)
 
-            def fits(search: tuple[Any, ...]) -> Array:
-                halving, _, candidate = search
-                return as_promised(value - candidate, 0.5**halving * slope, rounding)
+        def value(x: Array, _: Array = nothing) -> Array:
+            return objective(x.reshape(start.shape))
 
-            def too_long(search: tuple[Any, ...]) -> Array:
-                return ~fits(search) & (search[0] < self.halvings)
+        def direction(point: tuple[Array]) -> Direction:
+            at = arrow(value, point[0], nothing)
+            return Direction((at.local_step(nothing),), at.value, at.local_decrement, jnp.abs(at.value))
 
-            def halve(search: tuple[Any, ...]) -> tuple[Any, ...]:
-                halving = search[0] + 1
-                moved = x - 0.5**halving * move
-                return halving, moved, objective(moved)
+        def enough(point: tuple[Array], first: Array) -> Array:
+            return self.tol**2 * first  # a gain is the square of a gradient
 
-            nothing_tried = (-1, x, jnp.full_like(value, jnp.inf))
-            tried = jax.lax.while_loop(too_long, halve, nothing_tried)
-            accepted, moved = fits(tried), tried[1]
-            more = accepted & (slope > rounding) & (steepest > limit)
-            return count + 1, jnp.where(accepted, moved, x), limit, more
-
-        def unfinished(carry: tuple[Any, ...]) -> Array:
-            return (carry[0] < self.steps) & carry[3]
-
-        carry = (0, start, jnp.zeros((), start.dtype), jnp.asarray(True))
-        return jax.lax.while_loop(unfinished, step, carry)[1]
+        rows = start if start.ndim == 2 else start[None]
+        found = descended(lambda point: value(*point), direction, enough, (rows,), self.steps, self.halvings)
+        return found[0].reshape(start.shape)
 
 
 class JointNewton(eqx.Module):
@@ -136,31 +119,6 @@ class JointNewton(eqx.Module):
         first = start.astype(lam0.dtype), lam0
         x, lam = descended(lambda point: loss(*point) + added(point[1]), direction, enough, first, self.steps)
         return back(x), lam
-
-
-class RowNewton(eqx.Module):
-    """The same for the locals alone, the globals being fixed: until a step gains ``tol`` times what the first did."""
-
-    steps: int = 20
-    tol: float = 1e-6
-
-    def minimise(self, problem: Problem, local: PyTree, lam: Array, shard: PyTree) -> PyTree:
-        """Return local variables that are best for fixed globals, rows being independent."""
-        start, back = as_rows(local, True)
-        nothing = jnp.zeros(0, start.dtype)
-
-        def loss(x: Array, _: Array = nothing) -> Array:
-            return problem.loss(back(x), lam, shard)
-
-        def direction(point: tuple[Array]) -> Direction:
-            at = arrow(loss, point[0], nothing)
-            return Direction((at.local_step(nothing),), at.value, at.local_decrement, jnp.abs(at.value))
-
-        def enough(point: tuple[Array], first: Array) -> Array:
-            return self.tol * first
-
-        only: tuple[Array] = (start,)
-        return back(descended(lambda point: loss(point[0]), direction, enough, only, self.steps)[0])
 
 
 def as_promised(brought: Any, promised: Any, rounding: Any) -> Any:
@@ -304,14 +262,18 @@ class CoordinateDescent(eqx.Module):
         """Return the local variables that are best for fixed globals, or better ones."""
         if offers(problem.model, LocalStep):
             return problem.model.local_step(local, problem.unravel(lam), shard)
-        flat, unflatten = ravel_pytree(local)
-        if flat.size == 0:
+        start, back = as_rows(local, self.independent_rows)
+        if start.size == 0:
             return local
         if problem.halo_rows:  # a shard's loss holds half of each cut edge: to minimise it would not lower F
             require("the generic oracle, where shards have a halo,", problem.model, LocalStep)
+
+        def objective(x: Array) -> Array:
+            return problem.loss(back(x.reshape(start.shape)), lam, shard)
+
         if self.independent_rows and self.inner is None:
-            return RowNewton().minimise(problem, local, lam, shard)
-        return unflatten(self._minimise(lambda x: problem.loss(unflatten(x), lam, shard), flat))
+            return back(Newton(tol=ROWS_TOL).minimise(objective, start))
+        return back(self._minimise(objective, start.ravel()).reshape(start.shape))
 
     def global_step(
         self,

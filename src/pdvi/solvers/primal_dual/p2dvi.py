@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
-import numpy as np
 
 from pdvi._base.checks import one_of
-from pdvi._base.types import Array
 from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.solver import Solver
 from pdvi.solvers.primal_dual.behavior import SCALE, Case, row_for
 from pdvi.solvers.primal_dual.pdvi import PrimalDual
-from pdvi.solvers.primal_dual.penalty import constant_for, penalty_from_curvature
+from pdvi.solvers.primal_dual.penalty import constant_for
 
 
 class P2DVI(PrimalDual):
@@ -95,7 +93,3 @@ class P2DVI(PrimalDual):
     def constant(self, problem: Problem, batch_size: int) -> float:
         """Return c, how many times the curvature D is."""
         return constant_for(problem, batch_size, SCALE if self.scale is None else self.scale)
-
-    def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
-        """Return one number per coordinate."""
-        return penalty_from_curvature(problem, curvature, batch_size, SCALE if self.scale is None else self.scale)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -44,9 +42,9 @@ class PrimalDual(Solver):
     oracle: eqx.AbstractVar[Any]
     any_order: ClassVar[bool] = True
 
-    @abstractmethod
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return D where no ``eta`` is given, from the mean curvature at the start."""
+        return self.shaped(penalty_from_curvature(problem, curvature, self.constant(problem, batch_size)))
 
     def constant(self, problem: Problem, batch_size: int) -> float:
         """Return c, how many times the curvature D is."""
@@ -87,7 +85,7 @@ class PrimalDual(Solver):
     def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
         """Rebuild h and lam0 from the duals."""
         total = like(shards.lam, shards.sum_states(dual_of, None))
-        shards.server = _with_mean_dual(shards.server, total / problem.n_shards)
+        shards.server = with_mean_dual(shards.server, total / problem.n_shards)
 
     def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:
         """Return the mean consensus gap, |lam_b - gamma|."""
@@ -96,9 +94,6 @@ class PrimalDual(Solver):
     def increase_penalty(self, server: Server, factor: float) -> Server:
         """Return the same point and duals with ``factor`` times the penalty."""
         return with_penalty(server, factor * server.penalty)
-
-
-_with_mean_dual = jax.jit(with_mean_dual)
 
 
 def dual_of(broadcast: Any, shard_state: Own) -> Array:
@@ -134,10 +129,6 @@ class PDVI(PrimalDual):
         if self.eta is not None or has_closed_form(problem):
             return self
         return without_closed_form(problem, self, "diagonal")
-
-    def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
-        """Return one number for all coordinates."""
-        return penalty_from_curvature(problem, curvature, batch_size, SCALE).mean()
 
     def shaped(self, penalty: Array) -> Array:
         """Return one number for all coordinates."""

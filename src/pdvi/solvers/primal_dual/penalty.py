@@ -24,8 +24,8 @@ SAMPLED_SHARDS = 256  # autodiff curvature looks at this many shards, evenly spr
 FLOOR = 1e-12  # of the block's mean: keeps D positive where the loss is flat, and breaks no units
 
 
-def penalty_from_curvature(problem: Problem, curvature: Any, batch_size: int, scale: float) -> Array:
-    """Return D per coordinate from the mean curvature of the shards; ``scale`` is c / (B / |S|)."""
+def penalty_from_curvature(problem: Problem, curvature: Any, constant: float) -> Array:
+    """Return D per coordinate: ``constant`` times the mean curvature of the shards."""
     curvature = np.asarray(curvature, float)
     if not np.isfinite(curvature).all():
         bad = [name for name, part in problem.block_slices.items() if not np.isfinite(curvature[part]).all()]
@@ -34,8 +34,12 @@ def penalty_from_curvature(problem: Problem, curvature: Any, batch_size: int, sc
             "or set `eta` by hand."
         )
         raise ValueError(msg)
-    constant = constant_for(problem, batch_size, scale)
-    return jnp.asarray(constant * _floored(problem, curvature), jnp.result_type(float))
+    everywhere, floored = curvature.mean(), curvature.copy()
+    for part in problem.block_slices.values():
+        block = curvature[part]
+        typical = block.mean() if block.mean() > 0 else everywhere if everywhere > 0 else 1.0
+        floored[part] = np.maximum(block, FLOOR * typical)
+    return jnp.asarray(constant * floored, jnp.result_type(float))
 
 
 def constant_for(problem: Problem, batch_size: int, scale: float) -> float:
@@ -86,13 +90,3 @@ def curvature_reader(problem: Problem, lam: Array, local: PyTree, own: PyTree, s
         return jnp.abs(jnp.diagonal(jax.jacfwd(gradient)(lam)))
     probes = jax.random.rademacher(jax.random.key(0), (PROBES, lam.size), lam.dtype)
     return jnp.abs(jax.lax.map(lambda z: z * jax.jvp(gradient, (lam,), (z,))[1], probes).mean(0))
-
-
-def _floored(problem: Problem, curvature: np.ndarray) -> np.ndarray:
-    everywhere = curvature.mean()
-    floored = curvature.copy()
-    for part in problem.block_slices.values():
-        block = curvature[part]
-        typical = block.mean() if block.mean() > 0 else everywhere if everywhere > 0 else 1.0
-        floored[part] = np.maximum(block, FLOOR * typical)
-    return floored
