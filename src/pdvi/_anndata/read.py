@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdvi._anndata.checks import coordinates_of
 from pdvi._anndata.keys import SPATIAL
-from pdvi._anndata.spatialdata import TABLES, is_spatialdata, read_table
+from pdvi._anndata.spatialdata import TABLES, is_spatialdata, is_zarr, read_table
 from pdvi._anndata.visium import is_visium, read_visium
 from pdvi._base.checks import instance
 
@@ -45,12 +45,7 @@ def read_slide(path: str | os.PathLike, *, spatial_key: str = SPATIAL) -> AnnDat
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             msg = f"{str(path)!r} is not an h5ad file, or it is damaged or truncated ({reason}); write it again."
             raise ValueError(msg) from error
-    try:
-        check_slide(adata, spatial_key)
-    except ValueError as error:
-        msg = f"{str(path)!r}: {error}"
-        raise ValueError(msg) from error
-    return adata
+    return check_slide(adata, spatial_key, path)
 
 
 def _reader(path: Path, spatial_key: str) -> Callable[[], AnnData] | None:
@@ -66,18 +61,23 @@ def _reader(path: Path, spatial_key: str) -> Callable[[], AnnData] | None:
         return lambda: read_table(path, spatial_key=spatial_key)
     if path.parent.name == TABLES:  # one of several tables of a store
         return lambda: read_table(path.parent.parent, path.name, spatial_key=spatial_key)
-    if any((path / name).exists() for name in (".zgroup", "zarr.json")):
+    if is_zarr(path):
         return lambda: anndata.read_zarr(path)
     return None
 
 
-def check_slide(adata: AnnData, spatial_key: str) -> None:
-    """Refuse a slide without spots or coordinates, or whose genes have the same name."""
-    if adata.n_obs < 2:
-        msg = f"a slide must have at least 2 spots, got {adata.n_obs}."
-        raise ValueError(msg)
-    if not adata.var_names.is_unique:
-        names = adata.var_names[adata.var_names.duplicated()]
-        msg = f"gene names must be unique, but {names[0]!r} is there twice; call adata.var_names_make_unique()."
-        raise ValueError(msg)
-    coordinates_of(adata, spatial_key)
+def check_slide(adata: AnnData, spatial_key: str, path: Path) -> AnnData:
+    """Return a slide if it has spots and coordinates, and no two of its genes have the same name."""
+    try:
+        if adata.n_obs < 2:
+            msg = f"a slide must have at least 2 spots, got {adata.n_obs}."
+            raise ValueError(msg)
+        if not adata.var_names.is_unique:
+            names = adata.var_names[adata.var_names.duplicated()]
+            msg = f"gene names must be unique, but {names[0]!r} is there twice; call adata.var_names_make_unique()."
+            raise ValueError(msg)
+        coordinates_of(adata, spatial_key)
+    except ValueError as error:
+        msg = f"{str(path)!r}: {error}"
+        raise ValueError(msg) from error
+    return adata
