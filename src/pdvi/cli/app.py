@@ -73,29 +73,14 @@ def demo(
         rows = run(n_spots, n_domains, seed, out, say)
     if as_json:
         print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
-    if quiet or as_json:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{n_spots:,} cells, {n_domains} domains: agreement with the truth")
-    for column in ("method", "ARI", "NMI", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows:
-        table.add_row(row.method, f"{row.ari:.2f}", f"{row.nmi:.2f}", f"{row.seconds:.1f}")
-    Console().print(table)
-    print(f"Written to {out}: {', '.join(FILES)}")
+    elif not quiet:
+        title = f"{n_spots:,} cells, {n_domains} domains: agreement with the truth"
+        print_table(("method", "ARI", "NMI", "seconds"), rows, title=title, digits=2)
+        print(f"Written to {out}: {', '.join(FILES)}")
 
 
+Place = StrEnum("Place", ["memory", "disk", "dask"])
 OUTPUT = "Where to write the slide with its domains (h5ad, zarr); of several slides a folder."
-
-
-class Place(StrEnum):
-    """Where large slides are fitted."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-    DASK = "dask"
 
 
 @app.command()
@@ -131,8 +116,9 @@ def domains(
         from pdvi._anndata import lazy
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
-        from pdvi.cli.large import LargeSlides, written_slides
+        from pdvi.cli.large import LargeSlides, output_paths, written_slides
         from pdvi.pl import figures
+        from pdvi.tl import files as on_disk
 
         where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
         if len(slides) == 1:
@@ -167,12 +153,12 @@ def domains(
         if plot is not None or report is not None:
             _without_windows()
         with _not_halfway() as undisturbed, ExitStack() as stack:  # all files take their names at the end, or none does
-            outputs = [output] if large is None else large.outputs
+            outputs = output_paths(slides, output)
             places = {path: stack.enter_context(lazy.replacing_slide(path)) for path in outputs}
             places |= {path: stack.enter_context(paths.replacing(path)) for path in (plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
             if large is not None:
-                large.write(adata, [places[path] for path in outputs])
+                on_disk.write_found(adata, slides, [places[path] for path in outputs])
             elif places[output].is_dir():
                 adata.write_zarr(places[output])
             else:
@@ -186,7 +172,7 @@ def domains(
                 reports.write(adata, places[report], **where, **how)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
         if large is not None:
-            large.forget()
+            on_disk.forget(output)
         say("done")
     if as_json:
         sizes = adata.obs[key_added].value_counts(sort=False)
@@ -245,7 +231,7 @@ def choose(
     elif quiet:
         print(best)  # which is all that was asked
     else:
-        print_table(columns)
+        print_table([name.replace("_", " ") for name in columns], [*zip(*columns.values())])
         print(f"recommended: {best}")
 
 
@@ -308,12 +294,7 @@ def simulate(
         say("done")
 
 
-class Experiment(StrEnum):
-    """The experiments that `pdvi reproduce` knows."""
-
-    QUADRATIC = "quadratic"
-    MIXTURE = "mixture"
-    EMBRYO = "embryo"
+Experiment = StrEnum("Experiment", ["quadratic", "mixture", "embryo"])
 
 
 @app.command()
@@ -340,37 +321,25 @@ def reproduce(
         _without_windows()
         claims = run(experiment, out, seeds=seeds, data=data, quick=quick, say=say)
         say("done", 1.0)
-    if quiet:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{experiment}: what the paper says, and what came out", show_lines=True)
-    for column in ("claim", "measured", "verdict"):
-        table.add_column(column)
-    for claim in claims:
-        table.add_row(claim.claim, claim.measured, claim.verdict)
-    Console().print(table)
-    print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
+    if not quiet:
+        rows = [(claim.claim, claim.measured, claim.verdict) for claim in claims]
+        title = f"{experiment}: what the paper says, and what came out"
+        print_table(("claim", "measured", "verdict"), rows, title=title)
+        print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
 
 
 @app.command()
 def info(as_json: Json = False, debug: Debug = False) -> None:
     """Print versions, devices and the compilation cache, for a bug report."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
     import jax
 
     from pdvi._base.compiled import SWITCH, keep_compiled, kept_bytes
+    from pdvi.report.words import versions
 
     kept = keep_compiled()
-    lines = {"pdvi": __version__, "Python": platform.python_version(), "platform": platform.platform()}
-    for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
-        try:
-            lines[name] = version(name)
-        except PackageNotFoundError:
-            lines[name] = "not installed"
+    lines = {**versions(), "Python": platform.python_version(), "platform": platform.platform()}
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pdvi._anndata.lazy import bytes_in_memory, can_stay_on_disk, check_output
 from pdvi._base.path_overlap import PathRole
 from pdvi._base.work_dir import check_work_dir
+from pdvi.core.executor import Executor
 from pdvi.executors import Dask, Disk
 from pdvi.executors.disk import parse_bytes
 from pdvi.tl import files
@@ -72,14 +74,9 @@ class LargeSlides:
         check_work_dir(files.stages_of(output))
         if len(slides) > 1:
             output.mkdir(exist_ok=True)
-            for path in large.outputs:
+            for path in output_paths(slides, output):
                 check_output(path)
         return large
-
-    @property
-    def outputs(self) -> list[Path]:
-        """Return where every slide is written."""
-        return output_paths(self.slides, self.output)
 
     def found(self, n_domains: int, say: Say, **settings: Any) -> AnnData:
         """Return the slides with their domains, without expression."""
@@ -88,24 +85,13 @@ class LargeSlides:
             f"what is made on the way lies in {files.stages_of(self.output)}"
         )
         limits: dict[str, Any] = {"memory_limit": self.memory_limit, "layer": self.layer}
-        if self.executor != "dask":
-            place = (
-                Disk(self.memory_limit, scratch=files.stages_of(self.output), strict=False)
-                if self.executor == "disk"
-                else None
-            )
+        place: Executor | None = None
+        with ExitStack() as stack:
+            if self.executor == "disk":
+                place = Disk(self.memory_limit, scratch=files.stages_of(self.output), strict=False)
+            elif self.executor == "dask":
+                from distributed import Client
+
+                options: dict[str, Any] = {} if self.scheduler else {"dashboard_address": None}
+                place = Dask(stack.enter_context(Client(self.scheduler, **options)))
             return files.domains_on_disk(self.slides, n_domains, self.output, **limits, executor=place, **settings)
-        from distributed import Client
-
-        with Client(self.scheduler, **({} if self.scheduler else {"dashboard_address": None})) as client:
-            return files.domains_on_disk(
-                self.slides, n_domains, self.output, **limits, executor=Dask(client), **settings
-            )
-
-    def write(self, adata: AnnData, targets: Sequence[Path]) -> None:
-        """Write every slide with its domains."""
-        files.write_found(adata, self.slides, targets)
-
-    def forget(self) -> None:
-        """Remove what was kept on the way."""
-        files.forget(self.output)
