@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils import gen_batches
 
 from pdvi.mixtures.checks import (
     SYMMETRIC,
@@ -29,8 +30,8 @@ def rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
         return rows
     dtype = np.result_type(rows.dtype, np.float32)
     copied = np.lib.format.open_memmap(folder / "rows", "w+", dtype, tuple(map(int, rows.shape)))
-    for begin, end in _blocks(len(copied)):
-        copied[begin:end] = np.asarray(rows[begin:end])
+    for part in gen_batches(len(copied), BLOCK):
+        copied[part] = np.asarray(rows[part])
     return copied
 
 
@@ -39,7 +40,7 @@ def check_rows(rows: np.ndarray, name: str) -> None:
     if rows.ndim != 2 or 0 in rows.shape or rows.dtype.kind not in "fiub":
         msg = f"{name} must hold numbers, a row for each spot, got shape {rows.shape} of {rows.dtype}; give a matrix."
         raise ValueError(msg)
-    bad = sum(int((~np.isfinite(rows[begin:end])).sum()) for begin, end in _blocks(len(rows)))
+    bad = sum(int((~np.isfinite(rows[part])).sum()) for part in gen_batches(len(rows), BLOCK))
     if bad:
         msg = f"{name} must be finite: {bad} of {rows.size} values are NaN or infinite; remove or impute them."
         raise ValueError(msg)
@@ -70,21 +71,17 @@ def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
     return copied
 
 
-def _blocks(n_rows: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(n_rows, begin + BLOCK)) for begin in range(0, n_rows, BLOCK))
-
-
 def _checked_blocks(lazy: Any) -> Iterator[sp.csr_array]:
-    for begin, end in _blocks(int(lazy.shape[0])):
-        rows = lazy[begin:end]
+    for part in gen_batches(int(lazy.shape[0]), BLOCK):
+        rows = lazy[part]
         block = sp.csr_array(rows.compute() if hasattr(rows, "compute") else rows)
         block = block if block.dtype.kind == "f" else block.astype(np.float64)
         check_weights(block.data)
-        yield proper_edges(block, begin)
+        yield proper_edges(block, part.start)
 
 
 def _own_blocks(graph: sp.csr_array) -> Iterator[tuple[int, sp.csr_array]]:
-    return ((begin, sp.csr_array(graph[begin:end])) for begin, end in _blocks(graph.shape[0]))
+    return ((part.start, sp.csr_array(graph[part])) for part in gen_batches(graph.shape[0], BLOCK))
 
 
 def _on_disk(blocks: Iterable[sp.csr_array], n_rows: int, path: Path) -> sp.csr_array:

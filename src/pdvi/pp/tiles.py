@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import cKDTree
+from sklearn.utils import gen_batches
 
 from pdvi.shards.partition import median_cuts
 
@@ -29,7 +28,8 @@ def nearest_by_tiles(coordinates: np.ndarray, samples: np.ndarray, table: np.nda
         places = coordinates[own]
         k = min(table.shape[1], len(own))
         patch = median_cuts(places, max(1, len(own) // tile))
-        for rows in _grouped(patch):
+        order = np.argsort(patch, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(patch[order])) + 1):
             found = own[_of_tile(places, rows, k)]
             if k < table.shape[1]:
                 found = np.pad(found, ((0, 0), (0, table.shape[1] - k)), constant_values=-1)
@@ -59,7 +59,7 @@ def _of_tile(places: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
 
 def averaged(table: np.ndarray, count: int, features: np.ndarray, out: np.ndarray) -> None:
     """Fill ``out`` with the mean of the features of each spot and its ``count`` nearest, a block of rows at a time."""
-    for rows in blocks(len(table)):
+    for rows in gen_batches(len(table), BLOCK):
         index = np.asarray(table[rows, : count + 1])
         there = index >= 0
         size = there.sum(1)
@@ -71,7 +71,7 @@ def averaged(table: np.ndarray, count: int, features: np.ndarray, out: np.ndarra
 def nearest_others(table: np.ndarray, k: int) -> sp.csr_array:
     """Return edges of weight 1 from every spot to its k nearest others, as far as its sample has so many."""
     degrees, targets = [np.zeros(1, np.int64)], []
-    for rows in blocks(len(table)):
+    for rows in gen_batches(len(table), BLOCK):
         index = np.asarray(table[rows, : k + 1])
         others = index != np.arange(rows.start, rows.stop)[:, None]
         others[others.all(1), -1] = False  # among duplicates a spot need not find itself
@@ -81,14 +81,3 @@ def nearest_others(table: np.ndarray, k: int) -> sp.csr_array:
     indptr, indices = np.concatenate(degrees).cumsum(), np.concatenate(targets)
     indptr = indptr.astype(np.int32) if len(indices) < 2**31 else indptr
     return sp.csr_array((np.ones(len(indices), np.float32), indices, indptr), shape=(len(table), len(table)))
-
-
-def blocks(n_rows: int) -> Iterator[slice]:
-    """Yield slices of so many rows."""
-    return (slice(begin, min(n_rows, begin + BLOCK)) for begin in range(0, n_rows, BLOCK))
-
-
-def _grouped(patch: np.ndarray) -> list[np.ndarray]:
-    """The rows of every patch."""
-    order = np.argsort(patch, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(patch[order])) + 1)
