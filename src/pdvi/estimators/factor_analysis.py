@@ -50,7 +50,11 @@ def factor_problem(
     X = np.asarray(X, float)
     one_of("noise", noise, NOISES)
     whole("n_components", n_components, least=1, most=X.shape[1], of="the number of columns")
-    units = _units(X, noise)
+    centre, spread = X.mean(0), X.std(0)
+    if noise == "isotropic":  # the same noise in all columns: so must be their unit
+        spread = np.full_like(spread, np.sqrt(np.mean(spread**2)))
+    tiny = 1e-12 * np.maximum(np.abs(centre), np.finfo(float).tiny)
+    units = Units(centre, np.where(spread > tiny, spread, 1.0))
     scaled = (X - units.centre) / units.scale
     W, variance = _start(scaled, n_components, noise, seed)
     model = FactorAnalysisModel(
@@ -63,15 +67,6 @@ def factor_problem(
     where = layout(consecutive(len(X), n_shards))
     mask = where.mask.astype(float)
     return Problem(model, {"x": where.shard(scaled) * mask[..., None], "mask": mask}), units
-
-
-def _units(X: np.ndarray, noise: str) -> Units:
-    centre = X.mean(0)
-    spread = X.std(0)
-    if noise == "isotropic":  # the same noise in all columns: so must be their unit
-        spread = np.full_like(spread, np.sqrt(np.mean(spread**2)))
-    tiny = 1e-12 * np.maximum(np.abs(centre), np.finfo(float).tiny)
-    return Units(centre, np.where(spread > tiny, spread, 1.0))
 
 
 def _start(X: np.ndarray, k: int, noise: str, seed: int) -> tuple[np.ndarray, np.ndarray]:

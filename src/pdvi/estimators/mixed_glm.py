@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -17,13 +18,13 @@ from pdvi._base.checks import key_in, one_of
 from pdvi._base.types import Array
 from pdvi.core.problem import Problem
 from pdvi.estimators.fitting import ProblemEstimator
-from pdvi.estimators.formula import formulaic, parsed
 from pdvi.models.mixed_glm import FAMILIES, MixedGLMModel, covariance_factor, triangle
 from pdvi.shards.grouping import shards_for
 from pdvi.shards.ragged import Strips, strips
 from pdvi.solvers.primal_dual.curvature import derivatives
 
 SHARDS = 20  # at most: with few globals the work is in the groups, and large steps are good ones
+RANDOM = re.compile(r"\+?\s*\(([^()|]*)\|([^()|]*)\)")  # "(1 + x | group)" in a formula: the rest is for formulaic
 SPREAD = 0.5  # of the random effects to start from, on the scale of the response or of the link
 
 
@@ -176,6 +177,30 @@ def _check_response(y: np.ndarray, family: str) -> None:
     if not fine.all():
         msg = f"the response must be {rule} for family={family!r}, got {y[~fine][0]:g} in row {int(np.argmin(fine))}."
         raise ValueError(msg)
+
+
+def parsed(formula: str) -> tuple[str, str, str]:
+    """Return a formula without its random effects, theirs, and the column of the groups."""
+    found = RANDOM.findall(formula) if isinstance(formula, str) else []
+    if len(found) != 1 or "~" not in formula or "|" in RANDOM.sub("", formula):
+        msg = (
+            '`formula` must have a response and one term of random effects, "y ~ x + (1 + x | group)", '
+            f"got {formula!r}; for crossed or nested groups write a model of your own."
+        )
+        raise ValueError(msg)
+    random, group = (part.strip() for part in found[0])
+    fixed = RANDOM.sub("", formula).strip()
+    return f"{fixed} 1" if fixed.endswith("~") else fixed, random, group
+
+
+def formulaic() -> Any:
+    """Return the package, or say how to get it."""
+    try:
+        import formulaic as package
+    except ImportError:
+        msg = 'formulas need the package formulaic, which is not installed; run pip install "pdvi[formula]".'
+        raise ImportError(msg) from None
+    return package
 
 
 @eqx.filter_jit
