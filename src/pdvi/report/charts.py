@@ -54,8 +54,9 @@ def line_chart(x: np.ndarray, y: np.ndarray, title: str, label: str, *, log: boo
     )
 
 
-def histogram(values: np.ndarray, title: str, label: str, *, bins: int = 20) -> str:
+def histogram(values: np.ndarray, title: str, label: str) -> str:
     """Return how many spots have which value between 0 and 1."""
+    bins = 20
     counts = np.histogram(np.clip(values, 0, 1), bins, (0.0, 1.0))[0]
     top = max(int(counts.max(initial=0)), 1)
     width = (WIDE - LEFT - RIGHT) / bins

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from pdvi._anndata import keys
+from pdvi._anndata.image import microns_per_unit
 from pdvi._anndata.keys import DOMAIN, SPATIAL
 from pdvi.report import sections, words
 from pdvi.report.spots import Measure, Packed, pack
@@ -72,7 +73,7 @@ def page(
     command
         what to show as the way to make it again; by default the call of `tl.domains`.
     """
-    subject = Subject.of(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
+    subject = Subject(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
     packed = _packed(subject)
     found: dict[str, Any] = {
         "domains": sections.domains(subject),
@@ -149,7 +150,8 @@ def _packed(subject: Subject) -> Packed:
     boxes = packed.meta.pop("boxes")
     packed.meta["samples"] = [{"name": name, "box": box} for name, box in zip(subject.sample_names, boxes)]
     packed.meta["sample_key"] = subject.sample_key or ""
-    packed.meta["microns"] = subject.microns and subject.microns * packed.meta["step"]
+    microns = microns_per_unit(subject.adata)
+    packed.meta["microns"] = microns and microns * packed.meta["step"]
     return packed
 
 
