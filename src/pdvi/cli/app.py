@@ -18,8 +18,6 @@ from pdvi import __version__
 from pdvi.cli.printing import details, print_json, print_table
 
 if TYPE_CHECKING:
-    from anndata import AnnData
-
     from pdvi._base.console import Say
     from pdvi._base.path_overlap import PathRole
 
@@ -111,12 +109,12 @@ def domains(
     the output, in a folder that is removed at the end: a command that was interrupted goes on where it was.
     """
     with _working(quiet or as_json) as say:
-        from pdvi import pl, tl
+        from pdvi import gr, pl, pp, tl
         from pdvi import report as reports
         from pdvi._anndata import lazy
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
-        from pdvi.cli.large import LargeSlides, output_paths, written_slides
+        from pdvi.cli.large import find_in_blocks, limit_of_blocks, output_paths, written_slides
         from pdvi.pl import figures
         from pdvi.tl import files as on_disk
 
@@ -124,7 +122,10 @@ def domains(
         if len(slides) == 1:
             lazy.check_output(output)
         _check_paths(slides, written_slides(slides, output), {"--plot": plot, "--report": report})
-        large = LargeSlides.of(slides, output, layer, memory_limit, executor, scheduler)
+        if scheduler is not None and executor != "dask":
+            msg = f"`--scheduler` is for --executor dask, got {executor!r}; give both."
+            raise ValueError(msg)
+        limit = limit_of_blocks(slides, output, layer, memory_limit, executor)
         if plot is not None:
             figures.check_figure(plot)
         if report is not None:
@@ -132,15 +133,20 @@ def domains(
         shown = ", ".join(map(str, slides))
         say(f"reading {shown}")
         settings: dict[str, Any] = {"views": views, "beta": beta, "key_added": key_added, "seed": seed}
-        if large is not None:
-            adata = large.found(n_domains, say, **where, **settings)
+        if limit is not None:
+            stages = on_disk.stages_of(output)
+            say(f"reading in blocks, within {limit / 1e9:.1f} GB; what is made on the way lies in {stages}")
+            settings |= {"limit": limit, "layer": layer, "executor": executor, "scheduler": scheduler}
+            adata = find_in_blocks(slides, n_domains, output, **where, **settings)
             where["sample_key"] = adata.uns[key_added]["params"]["sample_key"] or None
         else:
             adata = files.read_slide(slides[0], spatial_key=spatial_key)
             say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
             try:
                 if layer is not None:  # what is there may have been made from X
-                    _prepare(adata, layer, sample_key, spatial_key)
+                    pp.prepare(adata, layer=layer)
+                    pp.neighborhood(adata, **where)
+                    gr.knn_graph(adata, **where)
                 tl.domains(adata, n_domains, **where, **settings)
             except ValueError as error:
                 msg = f"{shown!r}: {error}"
@@ -157,7 +163,7 @@ def domains(
             places = {path: stack.enter_context(lazy.replacing_slide(path)) for path in outputs}
             places |= {path: stack.enter_context(paths.replacing(path)) for path in (plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
-            if large is not None:
+            if limit is not None:
                 on_disk.write_found(adata, slides, [places[path] for path in outputs])
             elif places[output].is_dir():
                 adata.write_zarr(places[output])
@@ -171,7 +177,7 @@ def domains(
                 how: dict[str, Any] = {"key": key_added, "layer": layer, "title": title, "command": command}
                 reports.write(adata, places[report], **where, **how)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
-        if large is not None:
+        if limit is not None:
             on_disk.forget(output)
         say("done")
     if as_json:
@@ -425,15 +431,6 @@ def _check_paths(slides: Sequence[Path], written: Sequence[PathRole], others: di
 
     read = [PathRole("the input", slide) for slide in slides]
     check_no_overlap([*read, *written, *(PathRole(name, path, True) for name, path in others.items() if path)])
-
-
-def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: str) -> None:
-    """Components, averages and the graph from the counts of a layer."""
-    from pdvi import gr, pp
-
-    pp.prepare(adata, layer=layer)
-    pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
-    gr.knn_graph(adata, sample_key=sample_key, spatial_key=spatial_key)
 
 
 def _without_windows() -> None:

@@ -201,8 +201,7 @@ def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
     if ax is None:
         import matplotlib.pyplot as plt
 
-        figure = plt.figure(figsize=(0.5 + 4.25 * n, 3.2), layout="constrained")
-        axes = np.array([figure.add_subplot(1, n, i + 1) for i in range(n)], dtype=object)
+        axes = plt.subplots(1, n, figsize=(0.5 + 4.25 * n, 3.2), layout="constrained", squeeze=False)[1][0]
     else:
         axes = _given(ax, n)
     for each in axes:
