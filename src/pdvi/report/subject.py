@@ -53,8 +53,8 @@ class Subject:
         self.sample_key, self.type_key = sample_key, type_key
         labels = adata.obs[key].astype("category")
         codes, categories = labels.cat.codes.to_numpy().astype(np.int64), labels.cat.categories
-        missing = bool((codes < 0).any())
-        self.names = [*map(str, categories), *["not labelled"] * missing]  # of the domains, then of spots without one
+        missing = ["not labelled"] if (codes < 0).any() else []
+        self.names = [*map(str, categories), *missing]  # of the domains, and of spots without one, if there are any
         self.codes = np.where(codes < 0, len(categories), codes)
         given = colors_of(adata, key, len(categories))
         if not all(re.fullmatch("#[0-9a-fA-F]{6}", color) for color in given):
@@ -62,7 +62,7 @@ class Subject:
 
             own = palette(len(given))
             given = [to_hex(color) if is_color_like(color) else other for color, other in zip(given, own)]
-        self.colors = [*given, *[MISSING] * missing]  # as #rrggbb, which is what the page reads
+        self.colors = [*given, *(MISSING for _ in missing)]  # as #rrggbb, which is what the page reads
 
     @cached_property
     def sample_names(self) -> list[str]:

@@ -109,9 +109,9 @@ def tissue(
 
     obs = pd.DataFrame(
         {
-            keys.TRUTH: pd.Categorical.from_codes(slides.domain, organ.names),
-            keys.CELL_TYPE: pd.Categorical.from_codes(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
-            keys.SAMPLE: pd.Categorical.from_codes(slides.sample, [str(s + 1) for s in range(n_samples)]),
+            keys.TRUTH: _categorical(slides.domain, organ.names),
+            keys.CELL_TYPE: _categorical(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
+            keys.SAMPLE: _categorical(slides.sample, [str(s + 1) for s in range(n_samples)]),
         },
         index=pd.RangeIndex(1, n_spots + 1).astype(str),
     )
@@ -131,3 +131,7 @@ def embryo(
 ) -> AnnData:
     """Simulate a `tissue` at the scale of the paper's embryo: 150,000 spots of a few cells each, in 23 domains."""
     return tissue(n_spots, n_genes=n_genes, n_domains=n_domains, cells_per_spot=4, features=features, seed=seed)
+
+
+def _categorical(codes: Any, names: Any) -> Any:
+    return pd.Categorical.from_codes(codes, names)
