@@ -55,13 +55,14 @@ def run(*arguments):
 # -------------------------------------------------------------------------------------------------------- neighbors
 
 
-@pytest.mark.parametrize(("dim", "tile"), [(2, 50), (2, 7), (3, 60), (2, 10_000)])
-def test_neighbors_by_tiles_are_those_of_one_tree(dim, tile):
+@pytest.mark.parametrize(("dim", "block"), [(2, 50), (3, 7), (2, 10_000)])
+def test_neighbors_of_blocks_are_those_of_all_rows(dim, block, monkeypatch):
+    monkeypatch.setattr("pdvi.pp.tiles.BLOCK", block)
     rng = np.random.default_rng(dim)
     coordinates = rng.standard_t(2, (900, dim))  # dense in the middle, far apart outside
     samples = (rng.random(900) < 0.3).astype(int)
     table = np.empty((900, 13), np.int32)
-    nearest_by_tiles(coordinates, samples, table, tile)
+    nearest_by_tiles(coordinates, samples, table)
     for sample in (0, 1):
         rows = np.flatnonzero(samples == sample)
         wanted, index = cKDTree(coordinates[rows]).query(coordinates[rows], k=13)

@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 
 import pdvi
-from pdvi.estimators.formula import parsed
+from pdvi.estimators.mixed_glm import parsed
 from pdvi.models.mixed_glm import covariance_factor, expected_softplus, triangle
 
 

@@ -10,8 +10,7 @@ import scipy.sparse as sp
 from scipy.spatial.distance import cdist
 
 import pdvi
-from pdvi.pp.projected import projected
-from pdvi.pp.spatial_components import Agreement, leading_eigenvectors, neighbour_mean
+from pdvi.pp.spatial_components import Agreement, leading_eigenvectors, neighbour_mean, projected
 
 
 def slide(n=300, n_genes=40, seed=0, sparse=True):

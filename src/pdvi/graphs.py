@@ -97,13 +97,12 @@ def along_flow(coordinates: np.ndarray, flow: np.ndarray, *, length: float, widt
     coordinates = _points(coordinates)
     candidates = sp.coo_array(within(coordinates, float(np.hypot(length, width))))
     i, j = candidates.row, candidates.col
-    norm = np.linalg.norm(flow, axis=1, keepdims=True)
-    unit = np.divide(flow, norm, out=np.zeros_like(flow), where=norm > 0)
+    unit = _unit(flow)
     step = coordinates[j] - coordinates[i]
     along = np.abs((unit[i] * step).sum(1))
     distance = np.linalg.norm(step, axis=1)
     across = np.sqrt(np.maximum(distance**2 - along**2, 0))
-    still = norm[i, 0] == 0
+    still = ~unit[i].any(1)
     keep = np.where(still, distance <= width, (along <= length) & (across <= width))
     n = len(coordinates)
     directed = sp.csr_array((np.ones(int(keep.sum()), np.float32), (i[keep], j[keep])), shape=(n, n))
@@ -138,8 +137,13 @@ def flow_direction(coordinates: np.ndarray, labels: np.ndarray, *, n_neighbors: 
         first = np.take_along_axis(change[1].real, change[0].real.argmax(1)[:, None, None], axis=2)[..., 0]
         mixed = (label != label[:, :1]).any(1)
         direction[rows[mixed]] = np.stack([-first[mixed, 1], first[mixed, 0]], 1)
-    norm = np.linalg.norm(direction, axis=1, keepdims=True)
-    return np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
+    return _unit(direction)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """The same directions with length 1; zero stays zero."""
+    norm = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, norm, out=np.zeros_like(vectors), where=norm > 0)
 
 
 def _points(coordinates: np.ndarray) -> np.ndarray:

@@ -59,11 +59,7 @@ def wasserstein_transport(
     """Return the Wasserstein-2 distance among mixtures: optimal transport between weighted components."""
     cost = bures(means, covariances, other_means, other_covariances)
     rows, columns = cost.shape
-    sums = np.zeros((rows + columns, rows * columns))
-    for i in range(rows):
-        sums[i, i * columns : (i + 1) * columns] = 1
-    for j in range(columns):
-        sums[rows + j, j::columns] = 1
+    sums = np.vstack([np.kron(np.eye(rows), np.ones(columns)), np.kron(np.ones(rows), np.eye(columns))])
     wanted = np.concatenate([np.asarray(weights) / np.sum(weights), np.asarray(other_weights) / np.sum(other_weights)])
     plan = linprog(cost.ravel(), A_eq=sums[:-1], b_eq=wanted[:-1], bounds=(0, None), method="highs").x
     return float(np.sqrt(max(plan @ cost.ravel(), 0.0)))

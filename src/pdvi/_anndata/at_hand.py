@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils import gen_batches
 
 from pdvi.mixtures.checks import (
     SYMMETRIC,
@@ -21,6 +22,7 @@ from pdvi.mixtures.checks import (
 )
 
 BLOCK = 100_000  # rows of a lazy array that are in memory at once
+PASSES = 20  # over a graph on disk, at most: of more rows than 20 blocks, larger blocks are compared
 
 
 def rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
@@ -29,8 +31,8 @@ def rows_at_hand(rows: Any, folder: Path) -> np.ndarray:
         return rows
     dtype = np.result_type(rows.dtype, np.float32)
     copied = np.lib.format.open_memmap(folder / "rows", "w+", dtype, tuple(map(int, rows.shape)))
-    for begin, end in _blocks(len(copied)):
-        copied[begin:end] = np.asarray(rows[begin:end])
+    for part in gen_batches(len(copied), BLOCK):
+        copied[part] = np.asarray(rows[part])
     return copied
 
 
@@ -39,7 +41,7 @@ def check_rows(rows: np.ndarray, name: str) -> None:
     if rows.ndim != 2 or 0 in rows.shape or rows.dtype.kind not in "fiub":
         msg = f"{name} must hold numbers, a row for each spot, got shape {rows.shape} of {rows.dtype}; give a matrix."
         raise ValueError(msg)
-    bad = sum(int((~np.isfinite(rows[begin:end])).sum()) for begin, end in _blocks(len(rows)))
+    bad = sum(int((~np.isfinite(rows[part])).sum()) for part in gen_batches(len(rows), BLOCK))
     if bad:
         msg = f"{name} must be finite: {bad} of {rows.size} values are NaN or infinite; remove or impute them."
         raise ValueError(msg)
@@ -48,9 +50,8 @@ def check_rows(rows: np.ndarray, name: str) -> None:
 def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
     """Return the checked graph: in memory if it was, else on disk.
 
-    A lazy graph is copied block of rows by block of rows. For symmetry its entries are thrown into one file per block
-    of columns: each then holds the transposed entries of a block of rows, which is compared (and averaged, if need be)
-    with that block. Never more than two blocks are in memory.
+    A lazy graph is copied block of rows by block of rows. For symmetry each is compared (and averaged, if need be) with
+    the same block of columns, which are all that is in memory of it.
     """
     if sp.issparse(graph) or isinstance(graph, np.ndarray):
         return check_graph(graph, n_rows)
@@ -61,30 +62,20 @@ def graph_at_hand(graph: Any, n_rows: int, folder: Path) -> sp.csr_array:
         lazy = sparse_dataset(graph)
     check_graph_shape(lazy.shape, n_rows)
     copied = _on_disk(_checked_blocks(lazy), n_rows, folder / "graph")
-    _throw_transposed(copied, folder)
-    largest = max((block.data.max(initial=0.0) for _, block in _own_blocks(copied)), default=0.0)
-    differences = (asymmetry(own, reverse) for own, reverse in _both_directions(copied, folder))
-    if max(differences, default=0.0) > SYMMETRIC * max(largest, 1e-300):
+    difference = max((asymmetry(*both) for both in _both_directions(copied)), default=0.0)
+    if difference > SYMMETRIC * max(copied.data.max(initial=0.0), 1e-300):
         warn_asymmetric()
-        copied = _on_disk((averaged(*both) for both in _both_directions(copied, folder)), n_rows, folder / "averaged")
+        copied = _on_disk((averaged(*both) for both in _both_directions(copied)), n_rows, folder / "averaged")
     return copied
 
 
-def _blocks(n_rows: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(n_rows, begin + BLOCK)) for begin in range(0, n_rows, BLOCK))
-
-
 def _checked_blocks(lazy: Any) -> Iterator[sp.csr_array]:
-    for begin, end in _blocks(int(lazy.shape[0])):
-        rows = lazy[begin:end]
+    for part in gen_batches(int(lazy.shape[0]), BLOCK):
+        rows = lazy[part]
         block = sp.csr_array(rows.compute() if hasattr(rows, "compute") else rows)
         block = block if block.dtype.kind == "f" else block.astype(np.float64)
         check_weights(block.data)
-        yield proper_edges(block, begin)
-
-
-def _own_blocks(graph: sp.csr_array) -> Iterator[tuple[int, sp.csr_array]]:
-    return ((begin, sp.csr_array(graph[begin:end])) for begin, end in _blocks(graph.shape[0]))
+        yield proper_edges(block, part.start)
 
 
 def _on_disk(blocks: Iterable[sp.csr_array], n_rows: int, path: Path) -> sp.csr_array:
@@ -106,28 +97,8 @@ def _on_disk(blocks: Iterable[sp.csr_array], n_rows: int, path: Path) -> sp.csr_
     return sp.csr_array((values, places, indptr), shape=(n_rows, n_rows))
 
 
-def _throw_transposed(graph: sp.csr_array, folder: Path) -> None:
-    """Append every entry, with row and column exchanged, to the file of the block that its column lies in."""
-    for begin, own in _own_blocks(graph):
-        row = np.repeat(np.arange(begin, begin + own.shape[0]), np.diff(own.indptr))
-        entries = np.empty(own.nnz, _entry(graph.dtype))
-        entries["row"], entries["column"], entries["weight"] = own.indices, row, own.data
-        goal = own.indices // BLOCK
-        order = np.argsort(goal, kind="stable")
-        for block in np.unique(goal):
-            first, last = np.searchsorted(goal[order], [block, block + 1])
-            with open(folder / f"reverse-{block}", "ab") as file:
-                entries[order[first:last]].tofile(file)
-
-
-def _both_directions(graph: sp.csr_array, folder: Path) -> Iterator[tuple[sp.csr_array, sp.csr_array]]:
+def _both_directions(graph: sp.csr_array) -> Iterator[tuple[sp.csr_array, sp.csr_array]]:
     """Yield every block of rows, and the same block of the transposed graph."""
-    for begin, own in _own_blocks(graph):
-        file = folder / f"reverse-{begin // BLOCK}"
-        entries = np.fromfile(file, _entry(graph.dtype)) if file.exists() else np.empty(0, _entry(graph.dtype))
-        placed = (entries["weight"], (entries["row"] - begin, entries["column"]))
-        yield own, sp.csr_array(placed, shape=own.shape)
-
-
-def _entry(dtype: np.dtype) -> np.dtype:
-    return np.dtype([("row", np.int32), ("column", np.int32), ("weight", dtype)])
+    # every block of columns is a pass over all entries: hence not many
+    for part in gen_batches(graph.shape[0], max(BLOCK, graph.shape[0] // PASSES)):
+        yield sp.csr_array(graph[part]), sp.csr_array(graph[:, part].T)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi._anndata.checks import is_sparse
+from pdvi._anndata.checks import check_numbers, is_sparse
 
 NUMBERS = 16_000_000  # of a dense block: 64 MB in single precision
 MOST_ROWS = 100_000
@@ -25,7 +25,8 @@ class Part(NamedTuple):
     def read(self, begin: int, end: int) -> Any:
         """Return some rows in single precision, sparse or dense as they are."""
         rows = self.matrix[begin:end]
-        rows = rows.compute(scheduler="threads") if is_lazy(self.matrix) else rows  # here, not on a cluster
+        if type(rows).__module__.startswith("dask."):
+            rows = rows.compute(scheduler="threads")  # here, not on a cluster
         rows = sp.csr_array(rows, dtype=np.float32) if is_sparse(rows) else np.asarray(rows, np.float32)
         rows = rows if self.columns is None else rows[:, self.columns]
         if not np.isfinite(np.asarray(rows.data if sp.issparse(rows) else rows)).all():
@@ -74,23 +75,13 @@ class Blocks:
             first += n
 
 
-def is_lazy(matrix: Any) -> bool:
-    """Return whether a matrix is one of dask."""
-    return type(matrix).__module__.startswith("dask.")
-
-
 def is_on_disk(matrix: Any) -> bool:
     """Return whether a matrix is neither an array nor a sparse matrix in memory."""
     return matrix is not None and not isinstance(matrix, np.ndarray) and not is_sparse(matrix)
 
 
 def _check(matrix: Any) -> None:
-    if matrix is None:
-        msg = "adata.X is empty; put counts there, or name the layer that has them."
-        raise ValueError(msg)
-    if np.dtype(matrix.dtype).kind not in "fiub":
-        msg = f"adata.X must hold numbers, got dtype {matrix.dtype}."
-        raise ValueError(msg)
+    check_numbers(matrix)
     if matrix.shape[0] < 2 or matrix.shape[1] < 1:
         msg = f"adata must have at least 2 spots and a gene, got shape {tuple(matrix.shape)}."
         raise ValueError(msg)

@@ -122,18 +122,23 @@ def counts_of(adata: AnnData, layer: str | None) -> Any:
     if adata.isbacked:
         adata = adata.to_memory()
     matrix: Any = adata.X if layer is None else adata.layers[layer]
-    if matrix is None:
-        msg = "adata.X is empty; put counts there, or name the layer that has them."
-        raise ValueError(msg)
-    if np.dtype(matrix.dtype).kind not in "fiub":
-        msg = f"adata.X must hold numbers, got dtype {matrix.dtype}."
-        raise ValueError(msg)
+    check_numbers(matrix)
     matrix = sp.csr_matrix(matrix, dtype=np.float32, copy=True) if is_sparse(matrix) else np.array(matrix, np.float32)
     values = matrix.data if is_sparse(matrix) else matrix
     if not np.isfinite(values).all():
         msg = f"adata.X must be finite; it has {int((~np.isfinite(values)).sum())} NaN or infinite values."
         raise ValueError(msg)
     return matrix
+
+
+def check_numbers(matrix: Any) -> None:
+    """Refuse expression that is missing or is not numbers."""
+    if matrix is None:
+        msg = "adata.X is empty; put counts there, or name the layer that has them."
+        raise ValueError(msg)
+    if np.dtype(matrix.dtype).kind not in "fiub":
+        msg = f"adata.X must hold numbers, got dtype {matrix.dtype}."
+        raise ValueError(msg)
 
 
 def is_sparse(matrix: Any) -> bool:

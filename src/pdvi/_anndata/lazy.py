@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from pdvi._anndata.blocks import MOST_ROWS, NUMBERS
 from pdvi._anndata.keys import SPATIAL
 from pdvi._anndata.read import check_slide
-from pdvi._anndata.spatialdata import TABLES, is_spatialdata
+from pdvi._anndata.spatialdata import is_spatialdata, is_zarr, table_folder
 from pdvi._base.atomic import check_writable, replacing, resolved
 from pdvi._base.atomic_folder import begin_folder, settle_folder
 from pdvi._base.checks import key_in
@@ -41,7 +41,7 @@ def open_lazily(path: Path, *, layer: str | None = None, spatial_key: str = SPAT
     except ImportError as error:
         msg = 'slides that stay on disk need dask; install it with: pip install "pdvi[dask]"'
         raise ImportError(msg) from error
-    group = _group(path)
+    group = open_group(path)
     matrix = "X" if layer is None else f"layers/{layer}"
     if layer is not None:
         key_in(group.get("layers", {}), layer, "adata.layers", "name the layer with the counts, or none for adata.X")
@@ -53,12 +53,7 @@ def open_lazily(path: Path, *, layer: str | None = None, spatial_key: str = SPAT
     coordinates = {spatial_key: read_elem(group["obsm"][spatial_key])} if spatial_key in group.get("obsm", {}) else {}
     uns = read_elem(group["uns"]) if "uns" in group else {}
     adata = AnnData(X, obs=read_elem(group["obs"]), var=var, obsm=coordinates, uns=dict(uns))
-    try:
-        check_slide(adata, spatial_key)
-    except ValueError as error:
-        msg = f"{str(path)!r}: {error}"
-        raise ValueError(msg) from error
-    return adata
+    return check_slide(adata, spatial_key, path)
 
 
 def can_stay_on_disk(path: Path) -> bool:
@@ -71,12 +66,12 @@ def can_stay_on_disk(path: Path) -> bool:
         except OSError:  # no such file, or a damaged one
             return False
         return True
-    return any((_table(path) / name).exists() for name in (".zgroup", "zarr.json"))
+    return is_zarr(_slide_folder(path))
 
 
 def bytes_in_memory(path: Path, layer: str | None = None) -> float:
     """Return about how much memory `tl.domains` would take for a slide that is read whole."""
-    group = _group(path)
+    group = open_group(path)
     name = "X" if layer is None else f"layers/{layer}"
     if name not in group:
         return 0.0
@@ -94,7 +89,7 @@ def check_output(path: Path) -> Path:
     """Return ``path`` if a slide can be written there: a file, or with the ending .zarr a folder."""
     if path.suffix != ".zarr":
         return check_writable(path)
-    if path.exists() and not any((path / name).exists() for name in (".zgroup", "zarr.json")):
+    if path.exists() and not is_zarr(path):
         msg = f"cannot write {str(path)!r}: it is there, and no zarr folder; give another name."
         raise ValueError(msg)
     foreign = sorted({entry.name for entry in path.iterdir()} - ELEMENTS) if path.exists() else []
@@ -128,10 +123,13 @@ def write_with(found: AnnData, source: Path, target: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of zarr, about its next versions
         if source.is_dir() == target.is_dir():
-            _copy(_table(source) if source.is_dir() else source, target)
-            group = _group(target, "r+")
+            if source.is_dir():
+                shutil.copytree(_slide_folder(source), target, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, target)
+            group = open_group(target, "r+")
         else:
-            group = _copied_elements(_group(source), target)
+            group = _copied_elements(open_group(source), target)
         write_elem(group, "obs", found.obs)
         for kind, entries in (("obsm", found.obsm), ("uns", found.uns)):
             for name in entries:
@@ -146,7 +144,7 @@ class SlideFile:
         self.path = Path(path)
         if self.path.suffix == ".zarr":
             self.path.mkdir(exist_ok=True)
-        self._group = _group(self.path, "w")
+        self._group = open_group(self.path, "w")
 
     def __call__(self, block: sp.csr_matrix) -> None:
         """Append rows."""
@@ -173,20 +171,13 @@ class SlideFile:
             _close(self._group, self.path)
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(source, target)
-
-
 def _copied_elements(source: Any, target: Path) -> Any:
     """Copy every element of a slide to a file of the other kind, matrices block by block."""
     from anndata import AnnData
     from anndata.experimental import read_elem_lazy
     from anndata.io import read_elem, write_elem
 
-    group = _group(target, "w")
+    group = open_group(target, "w")
     write_elem(group, "/", AnnData(obs=read_elem(source["obs"]), var=read_elem(source["var"])))
     whole = read_elem(source["uns"]) if "uns" in source else {}
     write_elem(group, "uns", whole)
@@ -200,7 +191,8 @@ def _copied_elements(source: Any, target: Path) -> Any:
     return group
 
 
-def _group(path: Path, mode: Literal["r", "r+", "w"] = "r") -> Any:
+def open_group(path: Path, mode: Literal["r", "r+", "w"] = "r") -> Any:
+    """Open an h5ad file or a zarr folder."""
     if not path.exists() and mode != "w":
         msg = f"no file at {str(path)!r}; give the path of an h5ad file or of a zarr folder."
         raise FileNotFoundError(msg)
@@ -208,7 +200,7 @@ def _group(path: Path, mode: Literal["r", "r+", "w"] = "r") -> Any:
         import zarr
 
         # what is consolidated cannot be changed; it is again at the end
-        return zarr.open_group(_table(path), mode=mode, use_consolidated=False if mode == "r+" else None)
+        return zarr.open_group(_slide_folder(path), mode=mode, use_consolidated=False if mode == "r+" else None)
     import h5py
 
     return h5py.File(path, mode)
@@ -223,12 +215,6 @@ def _close(group: Any, target: Path) -> None:
         group.close()
 
 
-def _table(path: Path) -> Path:
+def _slide_folder(path: Path) -> Path:
     """The folder of a slide: of a SpatialData store that of its only table."""
-    if not is_spatialdata(path):
-        return path
-    names = sorted(entry for entry in os.listdir(path / TABLES) if (path / TABLES / entry).is_dir())
-    if len(names) != 1:
-        msg = f"{str(path)!r} has the tables {names}; give the path of one of them, such as {path / TABLES!s}/NAME."
-        raise ValueError(msg)
-    return path / TABLES / names[0]
+    return table_folder(path) if is_spatialdata(path) else path

@@ -12,6 +12,7 @@ import numpy as np
 
 from pdvi._anndata.at_hand import check_rows, graph_at_hand, rows_at_hand
 from pdvi._anndata.checks import SPATIAL, way_to_adata
+from pdvi._anndata.lazy import open_group
 from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.core.model import described
@@ -115,17 +116,8 @@ def _open(data: Any, stack: ExitStack) -> Any:
     """Something with obsm and obsp: an AnnData, or the groups of a file, whose arrays stay on disk."""
     if not isinstance(data, str | os.PathLike):
         return {"obsm": data.obsm, "obsp": data.obsp}
-    path = Path(data)
-    if not path.exists():
-        msg = f"no file at {str(path)!r}; give the path of an h5ad file or of a zarr folder."
-        raise FileNotFoundError(msg)
-    if path.is_dir():
-        import zarr
-
-        return zarr.open_group(path, mode="r")
-    import h5py
-
-    return stack.enter_context(h5py.File(path, "r"))
+    group = open_group(Path(data))
+    return group if Path(data).is_dir() else stack.enter_context(group)
 
 
 def _part(slide: Any, kind: str, key: str) -> Any:

@@ -21,17 +21,27 @@ def is_spatialdata(folder: Path) -> bool:
     return (folder / TABLES).is_dir()
 
 
-def read_table(folder: Path, name: str | None = None, *, spatial_key: str = SPATIAL) -> AnnData:
-    """Return a table (by default the only one); places come from its obsm, else from the shapes that it annotates."""
-    from anndata import read_zarr
+def is_zarr(folder: Path) -> bool:
+    """Return whether a folder is one of zarr."""
+    return any((folder / name).exists() for name in (".zgroup", "zarr.json"))
 
+
+def table_folder(folder: Path, name: str | None = None) -> Path:
+    """Return the folder of a table of a store, by default of the only one."""
     names = sorted(path.name for path in (folder / TABLES).iterdir() if path.is_dir())
     if name is None and len(names) == 1:
         name = names[0]
     if name not in names:
         msg = f"{str(folder)!r} has the tables {names}; give the path of one of them, such as {folder / TABLES!s}/NAME."
         raise ValueError(msg)
-    adata = read_zarr(folder / TABLES / name)
+    return folder / TABLES / str(name)
+
+
+def read_table(folder: Path, name: str | None = None, *, spatial_key: str = SPATIAL) -> AnnData:
+    """Return a table (by default the only one); places come from its obsm, else from the shapes that it annotates."""
+    from anndata import read_zarr
+
+    adata = read_zarr(table_folder(folder, name))
     if spatial_key not in adata.obsm:
         adata.obsm[spatial_key] = _centroids(folder, adata)
     return adata

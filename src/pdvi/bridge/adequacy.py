@@ -10,7 +10,6 @@ import pandas as pd
 
 from pdvi._base.checks import instance
 from pdvi.bridge.build import with_draws
-from pdvi.bridge.density import Density
 from pdvi.bridge.model import NumPyroModel
 from pdvi.core.problem import Problem
 from pdvi.core.result import Result
@@ -34,33 +33,26 @@ def check_draws(problem: Problem, result: Result, *, seed: int = 1) -> pd.DataFr
         model.density, jax.tree.map(np.asarray, shards), 2 * len(model.draws), np.random.default_rng(seed)
     )
     again = fit(doubled, P2DVI(), start=result.point)
-    rows = _compared(_global_names(model.density), result.global_params, again.global_params)
-    before, after = result.local_params, again.local_params
+    shift, log_ratio = _changes(result.global_params, again.global_params)
+    names = [_name(site.name, place) for site in model.density.globals_ for place in np.ndindex(*site.shape)]
+    rows = dict(zip(names, zip(np.abs(shift).tolist(), np.exp(log_ratio).tolist())))
+    if model.density.locals_:
+        there = np.asarray(problem.shards["weight"]) > 0
+        shift, log_ratio = (change[there] for change in _changes(result.local_params, again.local_params))
     at = 0
-    there = np.asarray(problem.shards["weight"]) > 0
     for site in model.density.locals_:
         part = slice(at, at + math.prod(site.by_row(model.density.plate)))
         at = part.stop
-        shift = _shift(before["mean"], after["mean"], before["log_sd"])[there][:, part]
-        ratio = np.asarray(after["log_sd"] - before["log_sd"], float)[there][:, part]
-        rows[site.name] = (np.sqrt(np.mean(shift**2)), np.exp(ratio.mean()))
+        rows[site.name] = (np.sqrt(np.mean(shift[:, part] ** 2)), np.exp(log_ratio[:, part].mean()))
     return pd.DataFrame.from_dict(rows, orient="index", columns=["shift", "sd_ratio"])
 
 
-def _compared(names: list[str], before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, tuple]:
-    shift = np.abs(_shift(before["mean"], after["mean"], before["log_sd"]))
-    ratio = np.exp(np.asarray(after["log_sd"] - before["log_sd"], float))
-    return dict(zip(names, zip(shift.tolist(), ratio.tolist())))
+def _changes(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """By how many standard deviations means moved, and the logarithm of what standard deviations were multiplied by."""
+    shift = np.asarray(after["mean"] - before["mean"], float) / np.exp(np.asarray(before["log_sd"], float))
+    return shift, np.asarray(after["log_sd"] - before["log_sd"], float)
 
 
-def _shift(before: np.ndarray, after: np.ndarray, log_sd: np.ndarray) -> np.ndarray:
-    return np.asarray(after - before, float) / np.exp(np.asarray(log_sd, float))
-
-
-def _global_names(density: Density) -> list[str]:
-    """Return a name for every unknown outside the plate: "slope[0]"."""
-    names = []
-    for site in density.globals_:
-        places = np.ndindex(*site.shape)
-        names += [f"{site.name}[{', '.join(map(str, place))}]" if place else site.name for place in places]
-    return names
+def _name(site: str, place: tuple[int, ...]) -> str:
+    """The name of an unknown: "slope[0]"."""
+    return f"{site}[{', '.join(map(str, place))}]" if place else site

@@ -19,6 +19,8 @@ from pdvi.bridge.rows import Arguments, dealt, padded, sorted_out
 from pdvi.bridge.sites import Function, Structure, check_structure, size_of, structure_of
 from pdvi.core.problem import Problem
 
+ROWS, SHARDS = 250, 20  # of a shard at least, and shards at most, where their number is not given
+
 
 def from_numpyro(
     model: Function,
@@ -57,7 +59,11 @@ def from_numpyro(
     seed
         of the draws, and of the rows' distribution over the shards.
     """
-    _numpyro_or_say_so()
+    try:
+        import numpyro  # noqa: F401
+    except ImportError as error:
+        msg = 'pdvi.from_numpyro needs NumPyro; install it with pip install "pdvi[numpyro]".'
+        raise ImportError(msg) from error
     instance("data", data, Mapping, "a dict of the model's arguments")
     rng = np.random.default_rng(checked_seed("seed", seed))
     filled, lengths = padded(data)
@@ -75,7 +81,9 @@ def from_numpyro(
     if whole("draws", draws, least=2) % 2:
         msg = f"`draws` must be even, since they come in pairs, got {draws!r}."
         raise ValueError(msg)
-    n_shards = default_shards(n) if n_shards is None else whole("n_shards", n_shards, least=1, most=n, of="rows")
+    if n_shards is None:
+        n_shards = int(np.clip(n // ROWS, 1, SHARDS))
+    whole("n_shards", n_shards, least=1, most=n, of="rows")
     return with_draws(density, _shards(arguments, n, n_shards, rng), draws, rng)
 
 
@@ -89,11 +97,6 @@ def with_draws(density: Density, shards: dict[str, Any], draws: int, rng: np.ran
     return Problem(NumPyroModel(density, both(half)), shards)
 
 
-def default_shards(n: int) -> int:
-    """Return how many shards suit ``n`` rows."""
-    return int(np.clip(n // 250, 1, 20))
-
-
 def _density(function: Function, arguments: Arguments, everything: Structure, part: Structure, plate: str) -> Density:
     globals_ = part.latent(plate, inside=False)
     if size_of(globals_, None) == 0:
@@ -105,9 +108,7 @@ def _density(function: Function, arguments: Arguments, everything: Structure, pa
         ragged=_ragged(everything, arguments, plate),
         globals_=globals_,
         locals_=part.latent(plate, inside=True),
-        observed=tuple(
-            site for site in part.sites if site.kind == "observed" and site.has_rows(plate, part.plates[plate])
-        ),
+        observed=part.observed(plate),
         deterministic=row_axes(everything, part),
         plain=tuple(arguments.plain.items()),
         constants=arguments.constants,
@@ -137,11 +138,3 @@ def _shards(arguments: Arguments, n: int, n_shards: int, rng: np.random.Generato
     by_shard = [{"data": arguments.data(rows), **arguments.mask(rows)} for rows in places]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *by_shard)
     return {**stacked, "weight": there, "fraction": there.sum(1) / n, "row": places.astype(np.int32)}
-
-
-def _numpyro_or_say_so() -> None:
-    try:
-        import numpyro  # noqa: F401
-    except ImportError as error:
-        msg = 'pdvi.from_numpyro needs NumPyro; install it with pip install "pdvi[numpyro]".'
-        raise ImportError(msg) from error

@@ -74,10 +74,14 @@ def check_rows(model: Density, arguments: Arguments, n: int) -> tuple[str, ...]:
     first, moved = jnp.asarray(local, working)
     here, there = _trial(arguments, rows), _trial(arguments, others)
 
+    def unrowed(at: Array, shard: Any) -> dict[str, Array]:
+        trace = model.trace(z, at, shard)
+        return {name: trace[name]["value"] for name, axis in model.deterministic if axis is None}
+
     @jax.jit
     def compared(first: Array, moved: Array, here: Any, there: Any) -> list[tuple[Terms, dict[str, Array]]]:
         cases = ((first, here), (moved, here), (first, there))
-        return [(model.terms(z, at, shard), _unrowed(model, z, at, shard)) for at, shard in cases]
+        return [(model.terms(z, at, shard), unrowed(at, shard)) for at, shard in cases]
 
     (base, told), *changed = compared(first, moved, here, there)
     for name, term in (*base.rows.items(), *base.outside.items()):
@@ -112,11 +116,6 @@ def _trial(arguments: Arguments, rows: np.ndarray) -> dict[str, Any]:
     shard = {"data": arguments.data(rows), "weight": np.ones(len(rows)), **arguments.mask(rows)}
     working = np.dtype(jnp.result_type(float))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, working if leaf.dtype.kind == "f" else None), shard)
-
-
-def _unrowed(model: Density, z: Array, local: Array, shard: Any) -> dict[str, Array]:
-    trace = model.trace(z, local, shard)
-    return {name: trace[name]["value"] for name, axis in model.deterministic if axis is None}
 
 
 def _close(a: Any, b: Any) -> bool:

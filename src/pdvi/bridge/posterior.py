@@ -22,6 +22,7 @@ from pdvi.bridge.gaussian import MOST, Gaussian, linear_response, mean_field
 from pdvi.bridge.sites import Site
 from pdvi.core.model import Sampled, Variable, Wanted
 from pdvi.core.problem import Problem
+from pdvi.q.quadrature import hermite
 
 QUADRATURE = 16  # points of the integral over one local
 AT_ONCE = 2**22  # numbers of a trace worked on at once
@@ -37,33 +38,28 @@ def sampled(density: Density, problem: Problem, globals_: Globals, local: PyTree
     else:
         q = mean_field(rng, wanted.draws, globals_, local)
     told = jax.tree.map(np.asarray, _told(problem, density, wanted, q, local))
-    rows = _Rows(problem.shards)
+    there = np.asarray(problem.shards["weight"]).reshape(-1) > 0
+    order = np.flatnonzero(there)[np.argsort(np.asarray(problem.shards["row"]).reshape(-1)[there])]
+
+    def rows(by_shard: dict[tuple[str, int], np.ndarray]) -> dict[str, Variable]:
+        """Variables, rows in the user's order, from arrays (shards, draws, ..., rows, ...) by name and axis of rows."""
+        found = {}
+        for (name, axis), values in by_shard.items():
+            moved = np.moveaxis(values, axis + 2, 1)
+            moved = moved.reshape(-1, *moved.shape[2:])[order]
+            found[name] = Variable(np.moveaxis(moved, 0, axis + 1), axis)
+        return found
+
     unknowns = {name: Variable(values[0]) for name, values in told["outside"].items()}  # all shards say the same
-    unknowns |= rows.all(told["inside"])
+    unknowns |= rows(told["inside"])
     unknowns = {name: unknowns[name] for name in density.names if name in unknowns}
-    likelihood = rows.all(told["likelihood"])
+    likelihood = rows(told["likelihood"])
     log_joint = told["prior"][0].astype(float) if wanted.log_likelihood else None
     for variable in likelihood.values():
         log_joint = log_joint + variable.values.astype(float).sum(1)
-    observed = {name: Variable(values[0], axis) for name, (values, axis) in rows.all(told["observed"]).items()}
-    predictive = rows.all(told["predictive"])
+    observed = {name: Variable(values[0], axis) for name, (values, axis) in rows(told["observed"]).items()}
+    predictive = rows(told["predictive"])
     return Sampled(unknowns, likelihood, predictive, observed, log_joint, q.log_q, q.kind, density.plate)
-
-
-class _Rows:
-    """Puts rows, which were dealt to shards, back into the order of the user's data."""
-
-    def __init__(self, shards: Any):
-        there = np.asarray(shards["weight"]).reshape(-1) > 0
-        self.where = np.flatnonzero(there)[np.argsort(np.asarray(shards["row"]).reshape(-1)[there])]
-
-    def all(self, by_shard: dict[tuple[str, int], np.ndarray]) -> dict[str, Variable]:
-        """Return variables by name from arrays (shards, draws, ..., rows, ...) by name and axis of the rows."""
-        return {name: Variable(self.ordered(values, axis), axis) for (name, axis), values in by_shard.items()}
-
-    def ordered(self, values: np.ndarray, axis: int) -> np.ndarray:
-        moved = np.moveaxis(values, axis + 2, 1)
-        return np.moveaxis(moved.reshape(-1, *moved.shape[2:])[self.where], 0, axis + 1)
 
 
 def _told(problem: Problem, density: Density, wanted: Wanted, q: Gaussian, local: PyTree) -> Any:
@@ -144,12 +140,12 @@ def _one_draw(
 def _points(shard: Any, n_local: int) -> tuple[Array, Array]:
     """Return standard points (points, rows, locals) that stand for a normal distribution, and their log weights."""
     if n_local == 1:
-        nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
+        nodes, weights = hermite(QUADRATURE)
         working = jnp.result_type(float)
         everywhere = jnp.broadcast_to(
             jnp.asarray(nodes, working)[:, None, None], (QUADRATURE, *shard["weight"].shape, 1)
         )
-        return everywhere, jnp.asarray(np.log(weights / weights.sum()), working)
+        return everywhere, jnp.asarray(np.log(weights), working)
     points = shard["noise"] if n_local else jnp.zeros((1, *shard["weight"].shape, 0))
     return points, jnp.full(len(points), -math.log(len(points)))
 

@@ -14,20 +14,12 @@ from pdvi._base.checks import key_in
 Function = Callable[..., Any]
 
 
-class Frame(NamedTuple):
-    """A plate that a site is in."""
-
-    name: str
-    dim: int
-    size: int
-
-
 class Site(NamedTuple):
     """A site of the model as one call of it shows it."""
 
     name: str
     kind: str  # "latent", "observed" or "deterministic"
-    frames: tuple[Frame, ...]  # innermost first
+    frames: tuple[Any, ...]  # NumPyro's, of the plates that it is in (name, dim, size), innermost first
     batch: int  # the number of batch axes
     shape: tuple[int, ...]  # of a latent: without constraints; of others: of the value
 
@@ -38,15 +30,6 @@ class Site(NamedTuple):
     def axis(self, plate: str) -> int:
         """Return the axis of the plate, counted from the left."""
         return self.batch + next(frame.dim for frame in self.frames if frame.name == plate)
-
-    def has_rows(self, plate: str, rows: int) -> bool:
-        """Return whether the value has an entry for each row: data may be the same for all, and a factor has none."""
-        return (
-            self.inside(plate)
-            and 0 not in self.shape
-            and self.axis(plate) >= 0
-            and self.shape[self.axis(plate)] == rows
-        )
 
     def by_row(self, plate: str) -> tuple[int, ...]:
         """Return the shape of one row's part."""
@@ -64,6 +47,12 @@ class Structure(NamedTuple):
         """Return the globals, or the locals."""
         return tuple(site for site in self.sites if site.kind == "latent" and site.inside(plate) == inside)
 
+    def observed(self, plate: str) -> tuple[Site, ...]:
+        """Return the sites with an entry for each row: data may be the same for all, and a factor has none."""
+        seen = (site for site in self.sites if site.kind == "observed" and site.inside(plate) and 0 not in site.shape)
+        n = self.plates[plate]
+        return tuple(site for site in seen if site.axis(plate) >= 0 and site.shape[site.axis(plate)] == n)
+
 
 def size_of(sites: tuple[Site, ...], plate: str | None) -> int:
     """Return how many unknowns these sites have; with ``plate``, in one row of it."""
@@ -80,7 +69,10 @@ def structure_of(function: Function, arguments: Mapping[str, Any]) -> Structure:
     found: list[Structure] = []
 
     def call(arrays: dict[str, Any]) -> tuple[()]:
-        found.append(_structure(_trace(function, {**rest, **arrays})))
+        from numpyro import handlers
+
+        trace = handlers.trace(handlers.seed(function, jax.random.key(0))).get_trace(**rest, **arrays)
+        found.append(_structure(trace))
         return ()
 
     try:
@@ -108,17 +100,17 @@ def check_structure(structure: Structure, plate: str) -> None:
             raise ValueError(msg)
 
 
-def _trace(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    from numpyro import handlers
-
-    return handlers.trace(handlers.seed(function, jax.random.key(0))).get_trace(**arguments)
-
-
 def _structure(trace: dict[str, Any]) -> Structure:
     sites, plates = [], {}
     for name, site in trace.items():
         if site["type"] == "plate":
-            plates[name] = _plate_size(name, *site["args"])
+            plates[name], subsample_size = site["args"]
+            if subsample_size not in (None, plates[name]):
+                msg = (
+                    f"`model` must not subsample: plate {name!r} has subsample_size={subsample_size} of {plates[name]};"
+                    " leave it out, shards and batches are drawn by pdvi.fit."
+                )
+                raise ValueError(msg)
         elif site["type"] == "param":
             msg = f"`model` must have priors for all unknowns: {name!r} is a numpyro.param; make it a numpyro.sample."
             raise ValueError(msg)
@@ -127,20 +119,10 @@ def _structure(trace: dict[str, Any]) -> Structure:
     return Structure(tuple(sites), plates)
 
 
-def _plate_size(name: str, size: int, subsample_size: int | None) -> int:
-    if subsample_size not in (None, size):
-        msg = (
-            f"`model` must not subsample: plate {name!r} has subsample_size={subsample_size} of {size}; leave it out, "
-            "shards and batches are drawn by pdvi.fit."
-        )
-        raise ValueError(msg)
-    return size
-
-
 def _site(name: str, site: dict[str, Any]) -> Site:
     from numpyro.distributions import biject_to
 
-    frames = tuple(Frame(*frame) for frame in site["cond_indep_stack"])
+    frames = tuple(site["cond_indep_stack"])
     shape = tuple(np.shape(site["value"]))
     if site["type"] == "deterministic":
         return Site(name, "deterministic", frames, len(shape), shape)

@@ -18,8 +18,6 @@ from pdvi import __version__
 from pdvi.cli.printing import details, print_json, print_table
 
 if TYPE_CHECKING:
-    from anndata import AnnData
-
     from pdvi._base.console import Say
     from pdvi._base.path_overlap import PathRole
 
@@ -73,29 +71,14 @@ def demo(
         rows = run(n_spots, n_domains, seed, out, say)
     if as_json:
         print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
-    if quiet or as_json:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{n_spots:,} cells, {n_domains} domains: agreement with the truth")
-    for column in ("method", "ARI", "NMI", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows:
-        table.add_row(row.method, f"{row.ari:.2f}", f"{row.nmi:.2f}", f"{row.seconds:.1f}")
-    Console().print(table)
-    print(f"Written to {out}: {', '.join(FILES)}")
+    elif not quiet:
+        title = f"{n_spots:,} cells, {n_domains} domains: agreement with the truth"
+        print_table(("method", "ARI", "NMI", "seconds"), rows, title=title, digits=2)
+        print(f"Written to {out}: {', '.join(FILES)}")
 
 
+Place = StrEnum("Place", ["memory", "disk", "dask"])
 OUTPUT = "Where to write the slide with its domains (h5ad, zarr); of several slides a folder."
-
-
-class Place(StrEnum):
-    """Where large slides are fitted."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-    DASK = "dask"
 
 
 @app.command()
@@ -126,19 +109,23 @@ def domains(
     the output, in a folder that is removed at the end: a command that was interrupted goes on where it was.
     """
     with _working(quiet or as_json) as say:
-        from pdvi import pl, tl
+        from pdvi import gr, pl, pp, tl
         from pdvi import report as reports
         from pdvi._anndata import lazy
         from pdvi._anndata import read as files
         from pdvi._base import atomic as paths
-        from pdvi.cli.large import LargeSlides, written_slides
+        from pdvi.cli.large import find_in_blocks, limit_of_blocks, output_paths, written_slides
         from pdvi.pl import figures
+        from pdvi.tl import files as on_disk
 
         where: dict[str, Any] = {"sample_key": sample_key, "spatial_key": spatial_key}
         if len(slides) == 1:
             lazy.check_output(output)
         _check_paths(slides, written_slides(slides, output), {"--plot": plot, "--report": report})
-        large = LargeSlides.of(slides, output, layer, memory_limit, executor, scheduler)
+        if scheduler is not None and executor != "dask":
+            msg = f"`--scheduler` is for --executor dask, got {executor!r}; give both."
+            raise ValueError(msg)
+        limit = limit_of_blocks(slides, output, layer, memory_limit, executor)
         if plot is not None:
             figures.check_figure(plot)
         if report is not None:
@@ -146,15 +133,20 @@ def domains(
         shown = ", ".join(map(str, slides))
         say(f"reading {shown}")
         settings: dict[str, Any] = {"views": views, "beta": beta, "key_added": key_added, "seed": seed}
-        if large is not None:
-            adata = large.found(n_domains, say, **where, **settings)
+        if limit is not None:
+            stages = on_disk.stages_of(output)
+            say(f"reading in blocks, within {limit / 1e9:.1f} GB; what is made on the way lies in {stages}")
+            settings |= {"limit": limit, "layer": layer, "executor": executor, "scheduler": scheduler}
+            adata = find_in_blocks(slides, n_domains, output, **where, **settings)
             where["sample_key"] = adata.uns[key_added]["params"]["sample_key"] or None
         else:
             adata = files.read_slide(slides[0], spatial_key=spatial_key)
             say(f"finding {n_domains} domains in {adata.n_obs:,} spots, {adata.n_vars:,} genes")
             try:
                 if layer is not None:  # what is there may have been made from X
-                    _prepare(adata, layer, sample_key, spatial_key)
+                    pp.prepare(adata, layer=layer)
+                    pp.neighborhood(adata, **where)
+                    gr.knn_graph(adata, **where)
                 tl.domains(adata, n_domains, **where, **settings)
             except ValueError as error:
                 msg = f"{shown!r}: {error}"
@@ -167,12 +159,12 @@ def domains(
         if plot is not None or report is not None:
             _without_windows()
         with _not_halfway() as undisturbed, ExitStack() as stack:  # all files take their names at the end, or none does
-            outputs = [output] if large is None else large.outputs
+            outputs = output_paths(slides, output)
             places = {path: stack.enter_context(lazy.replacing_slide(path)) for path in outputs}
             places |= {path: stack.enter_context(paths.replacing(path)) for path in (plot, report) if path}
             say(f"writing {', '.join(str(path) for path in places)}")
-            if large is not None:
-                large.write(adata, [places[path] for path in outputs])
+            if limit is not None:
+                on_disk.write_found(adata, slides, [places[path] for path in outputs])
             elif places[output].is_dir():
                 adata.write_zarr(places[output])
             else:
@@ -185,8 +177,8 @@ def domains(
                 how: dict[str, Any] = {"key": key_added, "layer": layer, "title": title, "command": command}
                 reports.write(adata, places[report], **where, **how)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
-        if large is not None:
-            large.forget()
+        if limit is not None:
+            on_disk.forget(output)
         say("done")
     if as_json:
         sizes = adata.obs[key_added].value_counts(sort=False)
@@ -245,7 +237,7 @@ def choose(
     elif quiet:
         print(best)  # which is all that was asked
     else:
-        print_table(columns)
+        print_table([name.replace("_", " ") for name in columns], [*zip(*columns.values())])
         print(f"recommended: {best}")
 
 
@@ -308,12 +300,7 @@ def simulate(
         say("done")
 
 
-class Experiment(StrEnum):
-    """The experiments that `pdvi reproduce` knows."""
-
-    QUADRATIC = "quadratic"
-    MIXTURE = "mixture"
-    EMBRYO = "embryo"
+Experiment = StrEnum("Experiment", ["quadratic", "mixture", "embryo"])
 
 
 @app.command()
@@ -340,37 +327,25 @@ def reproduce(
         _without_windows()
         claims = run(experiment, out, seeds=seeds, data=data, quick=quick, say=say)
         say("done", 1.0)
-    if quiet:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{experiment}: what the paper says, and what came out", show_lines=True)
-    for column in ("claim", "measured", "verdict"):
-        table.add_column(column)
-    for claim in claims:
-        table.add_row(claim.claim, claim.measured, claim.verdict)
-    Console().print(table)
-    print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
+    if not quiet:
+        rows = [(claim.claim, claim.measured, claim.verdict) for claim in claims]
+        title = f"{experiment}: what the paper says, and what came out"
+        print_table(("claim", "measured", "verdict"), rows, title=title)
+        print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
 
 
 @app.command()
 def info(as_json: Json = False, debug: Debug = False) -> None:
     """Print versions, devices and the compilation cache, for a bug report."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
     import jax
 
     from pdvi._base.compiled import SWITCH, keep_compiled, kept_bytes
+    from pdvi.report.words import versions
 
     kept = keep_compiled()
-    lines = {"pdvi": __version__, "Python": platform.python_version(), "platform": platform.platform()}
-    for name in ("jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
-        try:
-            lines[name] = version(name)
-        except PackageNotFoundError:
-            lines[name] = "not installed"
+    lines = {**versions(), "Python": platform.python_version(), "platform": platform.platform()}
     lines["devices"] = ", ".join(str(device) for device in jax.devices())
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
@@ -456,15 +431,6 @@ def _check_paths(slides: Sequence[Path], written: Sequence[PathRole], others: di
 
     read = [PathRole("the input", slide) for slide in slides]
     check_no_overlap([*read, *written, *(PathRole(name, path, True) for name, path in others.items() if path)])
-
-
-def _prepare(adata: AnnData, layer: str, sample_key: str | None, spatial_key: str) -> None:
-    """Components, averages and the graph from the counts of a layer."""
-    from pdvi import gr, pp
-
-    pp.prepare(adata, layer=layer)
-    pp.neighborhood(adata, sample_key=sample_key, spatial_key=spatial_key)
-    gr.knn_graph(adata, sample_key=sample_key, spatial_key=spatial_key)
 
 
 def _without_windows() -> None:

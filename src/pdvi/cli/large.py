@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvi._anndata.lazy import bytes_in_memory, can_stay_on_disk, check_output
 from pdvi._base.path_overlap import PathRole
 from pdvi._base.work_dir import check_work_dir
+from pdvi.core.executor import Executor
 from pdvi.executors import Dask, Disk
 from pdvi.executors.disk import parse_bytes
 from pdvi.tl import files
@@ -17,8 +18,6 @@ from pdvi.tl.large import free_memory
 
 if TYPE_CHECKING:
     from anndata import AnnData
-
-    from pdvi._base.console import Say
 
 
 def output_paths(slides: Sequence[Path], output: Path) -> list[Path]:
@@ -33,79 +32,45 @@ def written_slides(slides: Sequence[Path], output: Path) -> list[PathRole]:
     return [*roles, PathRole("the folder of intermediate files", files.stages_of(output), True)]
 
 
-@dataclass(frozen=True)
-class LargeSlides:
-    """Slides that are read in blocks, and where they are written with their domains."""
+def limit_of_blocks(
+    slides: Sequence[Path], output: Path, layer: str | None, memory_limit: str | None, executor: str | None
+) -> float | None:
+    """Return the bytes to stay within if slides are to stay on disk: several, or one that would not fit; else None."""
+    limit = free_memory() if memory_limit is None else parse_bytes(memory_limit)
+    wrong = [slide for slide in slides if not (slide.exists() and can_stay_on_disk(slide))]
+    if len(slides) == 1 and executor is None:
+        # what cannot be opened so is left to the reader of whole slides, which says what is wrong
+        if wrong or bytes_in_memory(slides[0], layer) <= limit:
+            return None
+    elif wrong:
+        msg = f"slides that stay on disk must be h5ad files or zarr folders, got {str(wrong[0])!r}; write it as such."
+        raise ValueError(msg)
+    check_work_dir(files.stages_of(output))
+    if len(slides) > 1:
+        output.mkdir(exist_ok=True)
+        for path in output_paths(slides, output):
+            check_output(path)
+    return limit
 
-    slides: Sequence[Path]
-    output: Path
-    layer: str | None
-    memory_limit: float
-    executor: str | None
-    scheduler: str | None
 
-    @classmethod
-    def of(
-        cls,
-        slides: Sequence[Path],
-        output: Path,
-        layer: str | None,
-        memory_limit: str | None,
-        executor: str | None,
-        scheduler: str | None,
-    ) -> LargeSlides | None:
-        """Return the slides if they are to stay on disk: several, or one that would not fit; None otherwise."""
-        if scheduler is not None and executor != "dask":
-            msg = f"`--scheduler` is for --executor dask, got {executor!r}; give both."
-            raise ValueError(msg)
-        limit = free_memory() if memory_limit is None else parse_bytes(memory_limit)
-        on_disk = all(slide.exists() and can_stay_on_disk(slide) for slide in slides)
-        large = cls(slides, output, layer, limit, executor, scheduler)
-        if len(slides) == 1 and executor is None:
-            # what cannot be opened so is left to the reader of whole slides, which says what is wrong
-            if not on_disk or bytes_in_memory(slides[0], layer) <= limit:
-                return None
-        elif not on_disk:
-            wrong = next(slide for slide in slides if not (slide.exists() and can_stay_on_disk(slide)))
-            msg = f"slides that stay on disk must be h5ad files or zarr folders, got {str(wrong)!r}; write it as such."
-            raise ValueError(msg)
-        check_work_dir(files.stages_of(output))
-        if len(slides) > 1:
-            output.mkdir(exist_ok=True)
-            for path in large.outputs:
-                check_output(path)
-        return large
+def find_in_blocks(
+    slides: Sequence[Path],
+    n_domains: int,
+    output: Path,
+    *,
+    limit: float,
+    executor: str | None,
+    scheduler: str | None,
+    **settings: Any,
+) -> AnnData:
+    """Return slides that stay on disk with their domains, without expression."""
+    place: Executor | None = None
+    with ExitStack() as stack:
+        if executor == "disk":
+            place = Disk(limit, scratch=files.stages_of(output), strict=False)
+        elif executor == "dask":
+            from distributed import Client
 
-    @property
-    def outputs(self) -> list[Path]:
-        """Return where every slide is written."""
-        return output_paths(self.slides, self.output)
-
-    def found(self, n_domains: int, say: Say, **settings: Any) -> AnnData:
-        """Return the slides with their domains, without expression."""
-        say(
-            f"reading in blocks, within {self.memory_limit / 1e9:.1f} GB; "
-            f"what is made on the way lies in {files.stages_of(self.output)}"
-        )
-        limits: dict[str, Any] = {"memory_limit": self.memory_limit, "layer": self.layer}
-        if self.executor != "dask":
-            place = (
-                Disk(self.memory_limit, scratch=files.stages_of(self.output), strict=False)
-                if self.executor == "disk"
-                else None
-            )
-            return files.domains_on_disk(self.slides, n_domains, self.output, **limits, executor=place, **settings)
-        from distributed import Client
-
-        with Client(self.scheduler, **({} if self.scheduler else {"dashboard_address": None})) as client:
-            return files.domains_on_disk(
-                self.slides, n_domains, self.output, **limits, executor=Dask(client), **settings
-            )
-
-    def write(self, adata: AnnData, targets: Sequence[Path]) -> None:
-        """Write every slide with its domains."""
-        files.write_found(adata, self.slides, targets)
-
-    def forget(self) -> None:
-        """Remove what was kept on the way."""
-        files.forget(self.output)
+            options: dict[str, Any] = {} if scheduler else {"dashboard_address": None}
+            place = Dask(stack.enter_context(Client(scheduler, **options)))
+        return files.domains_on_disk(slides, n_domains, output, memory_limit=limit, executor=place, **settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,16 +20,20 @@ def details(adata: AnnData, key: str) -> Iterator[str]:
     yield "spots: " + ", ".join(f"{name}: {size:,}" for name, size in sizes.items())
 
 
-def print_table(columns: dict[str, Any]) -> None:
-    """Print columns of numbers side by side."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None, digits: int = 3
+) -> None:
+    """Print rows of texts and numbers; columns of numbers are aligned on the right."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
-    for name in columns:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in zip(*columns.values()):
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row))
+    table = Table(title=title)
+    for name, first in zip(columns, rows[0]):
+        table.add_column(name, justify="left" if isinstance(first, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:,.{digits}f}" if isinstance(cell, float) else str(cell) for cell in row))
+        if all(isinstance(cell, str) for cell in row):  # texts are wrapped, and need lines between them
+            table.add_section()
     Console().print(table)
 
 

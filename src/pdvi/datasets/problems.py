@@ -49,7 +49,8 @@ def quadratic(
     rng = np.random.default_rng(seed)
     dim = dim_local + dim_global
     values = np.geomspace(1 / condition, 1, dim)
-    is_global = _spread(dim, dim_global)
+    is_global = np.zeros(dim, bool)  # evenly spread, with the first and the last
+    is_global[np.round(np.linspace(0, dim - 1, dim_global)).astype(int)] = True
     scales = np.concatenate([values[~is_global], values[is_global]])
     mixing = heterogeneity * np.eye(dim) + (1 - heterogeneity) * rng.standard_normal((n, dim, dim))
     P = np.linalg.qr(mixing)[0]
@@ -236,10 +237,3 @@ def _smooth_domains(
 def _sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         checks.whole(name, value, least=1)
-
-
-def _spread(dim: int, chosen: int) -> np.ndarray:
-    """A mask with ``chosen`` of ``dim`` positions, evenly spread and with the first and the last."""
-    mask = np.zeros(dim, bool)
-    mask[np.round(np.linspace(0, dim - 1, chosen)).astype(int)] = True
-    return mask

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import gammaln, logsumexp, xlogy
-from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.base import DensityMixin
 from sklearn.cluster import KMeans
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from pdvi._base.checks import at_least, finite, whole
+from pdvi._base.checks import finite, whole
 from pdvi.core.problem import Problem
-from pdvi.estimators.fitting import fitted
+from pdvi.estimators.fitting import CountEstimator
 from pdvi.models.count_mixture import CountMixtureModel
 from pdvi.shards.grouping import shards_for
 from pdvi.shards.partition import consecutive, layout
@@ -112,7 +112,8 @@ def _checked(size_factors: Any, n: int) -> np.ndarray:
     return s
 
 
-class CountMixture(DensityMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class CountMixture(DensityMixin, CountEstimator):
     """A mixture of negative binomials by P2D-VI: rows of counts in groups, whatever their totals and their order.
 
     Sparse counts are accepted; inside they are dense. Counts need not be whole. The dispersion is a column's, the same
@@ -141,40 +142,16 @@ class CountMixture(DensityMixin, BaseEstimator):
     result_, fit_seconds_
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        max_epochs: int = 200,
-        tol: float = 1e-7,
-        solver: Any = None,
-        n_shards: int | None = None,
-        verbose: int = 0,
-        random_state: Any = None,
-    ):
-        self.n_components = n_components
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.n_shards = n_shards
-        self.verbose = verbose
-        self.random_state = random_state
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = True
-        tags.input_tags.sparse = True
-        return tags
+    n_components: int = 2
 
     def fit(self, X: Any, y: Any = None, *, size_factors: Any = None) -> CountMixture:
         """Group rows of counts; ``size_factors`` are by default totals over the mean total."""
         whole("n_components", self.n_components, least=1)
-        at_least("tol", self.tol)
         counts = self._validated(X, reset=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = self._seed()
         problem = count_problem(counts, self.n_components, size_factors=size_factors, n_shards=self.n_shards, seed=seed)
         self.mean_total_ = _mean_total(counts)
-        result = fitted(self, problem, seed, usual=P2DVI(scale=SCALE))
+        result = self._fit_problem(problem, seed, default=P2DVI(scale=SCALE))
         found = {name: np.exp(np.asarray(value, float)) for name, value in result.global_params.items()}
         self.means_ = found["log_mean"]
         self.dispersions_ = 1 / found["log_size"]
@@ -202,14 +179,6 @@ class CountMixture(DensityMixin, BaseEstimator):
     def score(self, X: Any, y: Any = None, *, size_factors: Any = None) -> float:
         """Return the mean log-likelihood of rows, as scikit-learn does."""
         return float(self.score_samples(X, size_factors=size_factors).mean())
-
-    def _validated(self, X: Any, *, reset: bool) -> sp.csr_matrix:
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=reset)
-        check_non_negative(X, type(self).__name__)
-        X = sp.csr_matrix(X, copy=True)
-        X.sum_duplicates()
-        X.eliminate_zeros()
-        return X
 
     def _joint(self, X: Any, size_factors: Any) -> np.ndarray:
         """Log-likelihood of rows with each component, and the logarithm of its weight."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.extmath import randomized_svd
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pdvi._base.checks import at_least, one_of, whole
+from pdvi._base.checks import one_of, whole
 from pdvi.core.problem import Problem
-from pdvi.estimators.fitting import fitted
+from pdvi.estimators.fitting import ProblemEstimator
 from pdvi.models.factor_analysis import LEAST_NOISE, FactorAnalysisModel
 from pdvi.shards.grouping import shards_for
 from pdvi.shards.partition import consecutive, layout
@@ -50,7 +50,11 @@ def factor_problem(
     X = np.asarray(X, float)
     one_of("noise", noise, NOISES)
     whole("n_components", n_components, least=1, most=X.shape[1], of="the number of columns")
-    units = _units(X, noise)
+    centre, spread = X.mean(0), X.std(0)
+    if noise == "isotropic":  # the same noise in all columns: so must be their unit
+        spread = np.full_like(spread, np.sqrt(np.mean(spread**2)))
+    tiny = 1e-12 * np.maximum(np.abs(centre), np.finfo(float).tiny)
+    units = Units(centre, np.where(spread > tiny, spread, 1.0))
     scaled = (X - units.centre) / units.scale
     W, variance = _start(scaled, n_components, noise, seed)
     model = FactorAnalysisModel(
@@ -65,15 +69,6 @@ def factor_problem(
     return Problem(model, {"x": where.shard(scaled) * mask[..., None], "mask": mask}), units
 
 
-def _units(X: np.ndarray, noise: str) -> Units:
-    centre = X.mean(0)
-    spread = X.std(0)
-    if noise == "isotropic":  # the same noise in all columns: so must be their unit
-        spread = np.full_like(spread, np.sqrt(np.mean(spread**2)))
-    tiny = 1e-12 * np.maximum(np.abs(centre), np.finfo(float).tiny)
-    return Units(centre, np.where(spread > tiny, spread, 1.0))
-
-
 def _start(X: np.ndarray, k: int, noise: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Probabilistic PCA in closed form (Tipping, Bishop 1999): W, and the variance of the noise."""
     _, singular, axes = randomized_svd(X, k, random_state=seed)
@@ -85,7 +80,8 @@ def _start(X: np.ndarray, k: int, noise: str, seed: int) -> tuple[np.ndarray, np
     return W, np.maximum(everything - (W**2).sum(1), LEAST_START)
 
 
-class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ProblemEstimator):
     """Factor analysis, or probabilistic PCA, by P2D-VI: rows may come in any order.
 
     The ELBO is the log-likelihood, since the factors' posterior is found exactly. Units of the columns do not matter
@@ -118,35 +114,17 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     fit_seconds_
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        noise: str = "diagonal",
-        max_epochs: int = 200,
-        tol: float = 1e-7,
-        solver: Any = None,
-        n_shards: int | None = None,
-        verbose: int = 0,
-        random_state: Any = None,
-    ):
-        self.n_components = n_components
-        self.noise = noise
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.n_shards = n_shards
-        self.verbose = verbose
-        self.random_state = random_state
+    n_components: int = 2
+    _: KW_ONLY
+    noise: str = "diagonal"
 
     def fit(self, X: Any, y: Any = None) -> FactorAnalysis:
         """Find the factors of rows (n, columns)."""
         whole("n_components", self.n_components, least=1)
-        at_least("tol", self.tol)
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = self._seed()
         problem, units = factor_problem(X, self.n_components, noise=self.noise, n_shards=self.n_shards, seed=seed)
-        result = fitted(self, problem, seed)
+        result = self._fit_problem(problem, seed)
         self.elbo_ -= len(X) * float(np.log(units.scale).sum())
         found = {name: np.asarray(value, float) for name, value in result.global_params.items()}
         variance = np.exp(-found["log_precision"])

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
 
-from pdvi._base.checks import at_least, positive, whole
+from pdvi._base.checks import positive, whole
 from pdvi._base.types import Array
 from pdvi.core.problem import Problem
-from pdvi.estimators.fitting import fitted
+from pdvi.estimators.fitting import CountEstimator
 from pdvi.models.latent_dirichlet import LatentDirichletModel
 from pdvi.shards.grouping import shards_for
 from pdvi.shards.ragged import Strips, strips
@@ -99,7 +99,8 @@ def _start(X: sp.csr_matrix, n_topics: int, prior: float, rng: np.random.Generat
     return prior + noise * ((1 - OWN) * common + OWN * leaning) / n_topics
 
 
-class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, CountEstimator):
     """Latent Dirichlet allocation by P2D-VI: documents may come in any order, sorted by topic too.
 
     Sparse counts stay sparse.
@@ -128,41 +129,18 @@ class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     (epochs), converged_, result_, fit_seconds_
     """
 
-    def __init__(
-        self,
-        n_components: int = 10,
-        *,
-        doc_topic_prior: float | None = None,
-        topic_word_prior: float | None = None,
-        max_epochs: int = 50,
-        tol: float = 1e-4,
-        solver: Any = None,
-        n_shards: int | None = None,
-        verbose: int = 0,
-        random_state: Any = None,
-    ):
-        self.n_components = n_components
-        self.doc_topic_prior = doc_topic_prior
-        self.topic_word_prior = topic_word_prior
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.n_shards = n_shards
-        self.verbose = verbose
-        self.random_state = random_state
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = True
-        tags.input_tags.sparse = True
-        return tags
+    n_components: int = 10
+    _: KW_ONLY
+    doc_topic_prior: float | None = None
+    topic_word_prior: float | None = None
+    max_epochs: int = 50
+    tol: float = 1e-4
 
     def fit(self, X: Any, y: Any = None) -> LatentDirichlet:
         """Find the topics of documents, counts of words (documents, words)."""
         whole("n_components", self.n_components, least=1)
-        at_least("tol", self.tol)
         counts = self._validated(X, reset=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = self._seed()
         problem = topic_problem(
             counts,
             self.n_components,
@@ -171,7 +149,7 @@ class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             n_shards=self.n_shards,
             seed=seed,
         )
-        result = fitted(self, problem, seed)
+        result = self._fit_problem(problem, seed)
         self.components_ = np.exp(np.asarray(result.global_params["log_concentration"], float))
         self.doc_topic_prior_ = float(problem.model.document_prior[0])
         self.topic_word_prior_ = float(problem.model.topic_prior[0])
@@ -194,16 +172,10 @@ class LatentDirichlet(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """Return exp(-score / number of words): small is good."""
         return float(np.exp(-self.score(X) / max(1.0, float(sp.csr_matrix(X).sum()))))
 
-    def _validated(self, X: Any, *, reset: bool) -> Any:
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
-        check_non_negative(X, type(self).__name__)
-        return X
-
     def _look(self, X: Any) -> tuple[np.ndarray, float]:
         """Concentrations of the documents' topics, and the documents' part of the ELBO."""
         check_is_fitted(self)
-        X = sp.csr_matrix(self._validated(X, reset=False), copy=True)
-        X.eliminate_zeros()
+        X = self._validated(X, reset=False)
         model = LatentDirichletModel(
             start=self.components_,
             document_prior=jax.device_put(np.full(self.n_components, self.doc_topic_prior_)),

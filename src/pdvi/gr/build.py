@@ -163,7 +163,15 @@ def weights(
     factor("tau", tau)
     adata = to_change(adata, copy=copy)
     key_in(adata.obsp, key, "adata.obsp", "run pdvi.gr.knn_graph(adata) first")
-    _weigh(adata, tau, use_rep, flow_key, spatial_key, key)
+    if use_rep is None:
+        use_rep = next((name for name in (NEIGHBORHOOD, COMPONENTS) if name in adata.obsm), None)
+    if use_rep is not None:
+        graph = sp.csr_array(adata.obsp[key])
+        features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
+        direction = None if flow_key is None else features_of(adata, flow_key, MAKES_FLOW)
+        coordinates = None if flow_key is None else coordinates_of(adata, spatial_key)[:, :2]
+        weighted = graphs.weights(graph, features - features.mean(0), coordinates, direction, tau=tau)
+        adata.obsp[key] = sp.csr_matrix(weighted)
     return adata if copy else None
 
 
@@ -190,6 +198,42 @@ def partition(
     return adata if copy else None
 
 
+def to_squidpy(
+    adata: AnnData,
+    *,
+    key: str = WEIGHTS,
+    spatial_key: str = SPATIAL,
+    key_added: str = SPATIAL,
+    copy: bool = False,
+) -> AnnData | None:
+    """Write a graph as squidpy's `spatial_neighbors` does, so that its functions take it as their own.
+
+    Writes ``obsp[key_added + "_connectivities"]`` (1 for every edge), ``obsp[key_added + "_distances"]`` and
+    ``uns[key_added + "_neighbors"]``. Graphs that are there under these names are replaced.
+
+    Parameters
+    ----------
+    key
+        of the graph in obsp.
+    spatial_key
+        coordinates in obsm, for the distances.
+    key_added
+        the beginning of the names; squidpy's own is "spatial".
+    copy
+        change and return a copy of ``adata`` instead of ``adata`` itself.
+    """
+    adata = to_change(adata, copy=copy)
+    key_in(adata.obsp, key, "adata.obsp", "run pdvi.gr.knn_graph(adata) first")
+    edges = sp.coo_array(adata.obsp[key])
+    xy = coordinates_of(adata, spatial_key)
+    length = np.linalg.norm(xy[edges.row] - xy[edges.col], axis=1)
+    names = {"connectivities_key": f"{key_added}_connectivities", "distances_key": f"{key_added}_distances"}
+    for name, values in zip(names.values(), (np.ones(edges.nnz, np.float32), length)):
+        adata.obsp[name] = sp.csr_matrix((values, (edges.row, edges.col)), shape=edges.shape)
+    adata.uns[f"{key_added}_neighbors"] = {**names, "params": {"source": key}}
+    return adata if copy else None
+
+
 def _say_flat(adata: AnnData, spatial_key: str) -> None:
     """Say that what is made lies in a plane, where coordinates do not."""
     depth = coordinates_of(adata, spatial_key)[:, 2:]
@@ -212,18 +256,5 @@ def _build(
     factor("tau", tau)
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     adata.obsp[key_added] = sp.csr_matrix(graphs.by_sample(samples, lambda rows: edges(coordinates[rows], rows)))
-    _weigh(adata, tau, use_rep, flow_key, spatial_key, key_added)
+    weights(adata, tau=tau, use_rep=use_rep, flow_key=flow_key, spatial_key=spatial_key, key=key_added)
     return adata if copy else None
-
-
-def _weigh(adata: AnnData, tau: float, use_rep: str | None, flow_key: str | None, spatial_key: str, key: str) -> None:
-    if use_rep is None:
-        use_rep = next((name for name in (NEIGHBORHOOD, COMPONENTS) if name in adata.obsm), None)
-    if use_rep is None:
-        return  # no features yet: all edges weigh the same
-    graph = sp.csr_array(adata.obsp[key])
-    features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
-    direction = None if flow_key is None else features_of(adata, flow_key, MAKES_FLOW)
-    coordinates = None if flow_key is None else coordinates_of(adata, spatial_key)[:, :2]
-    weighted = graphs.weights(graph, features - features.mean(0), coordinates, direction, tau=tau)
-    adata.obsp[key] = sp.csr_matrix(weighted)

@@ -4,10 +4,8 @@ Every function draws into the axes it is given, or into a new figure, and return
 the first of them is called, and none changes its settings.
 """
 
-from pdvi.pl.choice import n_domains
+from pdvi.pl.charts import composition, n_domains, trace
 from pdvi.pl.colors import palette
-from pdvi.pl.compositions import composition
 from pdvi.pl.maps import certainty, domains, entropy, probabilities
-from pdvi.pl.traces import trace
 
 __all__ = ["certainty", "composition", "domains", "entropy", "n_domains", "palette", "probabilities", "trace"]

@@ -79,14 +79,13 @@ class Spots:
             self._discs(ax, facecolors=rgba[codes])
             return
         image = np.zeros((*self.grid.shape, 4))
-        most = np.zeros(self.grid.shape, np.float32)
+        most = np.zeros(self.grid.shape)
         for code in np.unique(codes):
-            score = self.grid.score(codes == code)
-            wins = score > most
-            most[wins] = score[wins]
+            count = self.grid.sums(codes == code)
+            wins = count > most
+            most[wins] = count[wins]
             image[wins] = rgba[code]
-        image[~self.grid.filled] = 0
-        self.grid.show(ax, image)
+        self.grid.show(ax, self.grid.closed(image) * self.grid.filled[..., None])
 
     def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Colormap, norm: Normalize) -> ScalarMappable:
         """Draw every spot in the colour of its number, a pixel in that of the mean; return what a colour bar needs."""
@@ -94,7 +93,8 @@ class Spots:
             discs = self._discs(ax, cmap=cmap, norm=norm)
             discs.set_array(np.asarray(numbers, float))
             return discs
-        image = np.ma.masked_where(~self.grid.filled, self.grid.mean(numbers))
+        means = self.grid.sums(np.asarray(numbers, float)) / np.maximum(self.grid.count, 1)
+        image = np.ma.masked_where(~self.grid.filled, self.grid.closed(means))
         return self.grid.show(ax, image, cmap=cmap, norm=norm)
 
     def _discs(self, ax: Axes, **looks: Any) -> EllipseCollection:
@@ -134,7 +134,7 @@ def spacing(xy: np.ndarray) -> float:
 
 
 class _Grid:
-    """Pixels that hold about a spot or more each; holes are closed from the pixels around."""
+    """Pixels that hold about a spot or more each; holes are closed from the nearest pixels."""
 
     def __init__(self, xy: np.ndarray, size: float | None, most: int):
         low, high = xy.min(0), xy.max(0)
@@ -145,27 +145,20 @@ class _Grid:
         column, row = np.floor((xy - low) / pixel).astype(np.int64).T
         self.at = row * columns + column
         self.extent = (low[0], low[0] + columns * pixel, low[1], low[1] + rows * pixel)
-        self.count = self._sum(None)
+        self.count = self.sums(None)
+        from scipy.ndimage import binary_closing, distance_transform_edt
+
         occupied = np.pad(self.count > 0, 2)
-        from scipy.ndimage import binary_closing
-
         self.filled = binary_closing(occupied, np.ones((3, 3), bool), iterations=2)[2:-2, 2:-2]
+        self.nearest = distance_transform_edt(self.count == 0, return_distances=False, return_indices=True)
 
-    def _sum(self, weights: np.ndarray | None) -> np.ndarray:
-        total = np.bincount(self.at, weights, minlength=self.shape[0] * self.shape[1])
-        return total.reshape(self.shape).astype(np.float32)
+    def sums(self, weights: np.ndarray | None) -> np.ndarray:
+        """Return the sum of weights of the spots in every pixel, or their number."""
+        return np.bincount(self.at, weights, minlength=self.shape[0] * self.shape[1]).reshape(self.shape)
 
-    def score(self, chosen: np.ndarray) -> np.ndarray:
-        """Count the chosen spots in every pixel; those around only decide where it is empty or even."""
-        inside = np.bincount(self.at[chosen], minlength=self.shape[0] * self.shape[1]).reshape(self.shape)
-        return inside + 0.1 * _around(np.minimum(inside, 9).astype(np.float32))
-
-    def mean(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the mean number of the spots in every pixel, or around it where it is empty."""
-        total = self._sum(np.asarray(numbers, float))
-        empty = self.count == 0
-        total, count = (np.where(empty, _around(field), field) for field in (total, self.count))
-        return total / np.maximum(count, 1e-12)
+    def closed(self, image: np.ndarray) -> np.ndarray:
+        """Return an image in which empty pixels are as the nearest that is not."""
+        return image[tuple(self.nearest)]
 
     def show(self, ax: Axes, image: np.ndarray, **colors: Any) -> ScalarMappable:
         """Show an image in the units of the data; the limits of the axes stay."""
@@ -181,13 +174,6 @@ def _span(low: np.ndarray, high: np.ndarray) -> float:
     return float((high - low).max()) or 1.0
 
 
-def _around(field: np.ndarray) -> np.ndarray:
-    """The mean over five by five pixels: as far as a hole that is closed can be from its edge."""
-    from scipy.ndimage import uniform_filter
-
-    return np.maximum(uniform_filter(field, 5, mode="constant"), 0)
-
-
 def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
     """As `spacing`, from how much of a coarse grid is occupied: a tree of millions of spots would take seconds."""
     bins = int(np.clip(np.sqrt(len(xy) / 30), 10, 400))
@@ -201,8 +187,7 @@ def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
     if ax is None:
         import matplotlib.pyplot as plt
 
-        figure = plt.figure(figsize=(0.5 + 4.25 * n, 3.2), layout="constrained")
-        axes = np.array([figure.add_subplot(1, n, i + 1) for i in range(n)], dtype=object)
+        axes = plt.subplots(1, n, figsize=(0.5 + 4.25 * n, 3.2), layout="constrained", squeeze=False)[1][0]
     else:
         axes = _given(ax, n)
     for each in axes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,14 +26,12 @@ def check_figure(path: str | os.PathLike) -> Path:
     return check_writable(path)
 
 
-def write_figure(
-    axes: Axes | np.ndarray, to: str | os.PathLike | IO[bytes], *, dpi: int = 150, form: str | None = None
-) -> None:
-    """Write the figure of some axes to a file, and close it; ``form`` is by default the file's ending."""
+def write_figure(axes: Axes | np.ndarray, path: Path) -> None:
+    """Write the figure of some axes to a file, and close it."""
     import matplotlib.pyplot as plt
 
     figure = np.ravel(np.asarray(axes, dtype=object))[0].figure
     try:
-        figure.savefig(to, dpi=dpi, format=form, bbox_inches="tight")  # nothing that sticks out is lost
+        figure.savefig(path, dpi=150, bbox_inches="tight")  # nothing that sticks out is lost
     finally:
         plt.close(figure)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LINE = 0.29  # inches of a legend's line
 MOST_LINES = 24
 BAR = 0.25  # of a map's width, at most
-NICE = np.array([1.0, 2.0, 5.0])
+NICE = np.array([1.0, 2.0, 5.0])  # times a power of ten, of a bar
 
 
 def plain_text(text: Text) -> None:
@@ -30,16 +30,11 @@ def title(ax: Axes, name: str, *, size: str = "large") -> None:
     plain_text(ax.set_title(name, fontsize=size))
 
 
-def columns_of_legend(n: int, height: float) -> int:
-    """Return in how many columns ``n`` entries fit beside a map of this height in inches."""
-    lines = int(np.clip((height - 0.3) / LINE, 4, MOST_LINES))
-    return -(-n // lines)
-
-
-def legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> Legend:
-    """Draw names and colours on the right of the axes."""
+def legend(ax: Axes, entries: Sequence[tuple[str, str]], height: float) -> Legend:
+    """Draw names and colours on the right of the axes, in as many columns as fit into this height in inches."""
     from matplotlib.lines import Line2D
 
+    lines = int(np.clip((height - 0.3) / LINE, 4, MOST_LINES))
     handles = [Line2D([], [], linestyle="", marker="o", markersize=7, color=color) for _, color in entries]
     made = ax.legend(
         handles,
@@ -47,7 +42,7 @@ def legend(ax: Axes, entries: Sequence[tuple[str, str]], ncols: int) -> Legend:
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
         frameon=False,
-        ncols=ncols,
+        ncols=-(-len(entries) // lines),
         handletextpad=0.2,
         columnspacing=0.8,
         fontsize="medium",
@@ -68,7 +63,9 @@ def scale_bar(ax: Axes, microns_per_unit: float) -> None:
     """Draw a bar of a round length in micrometres or millimetres in the lower left corner."""
     left, right = ax.get_xlim()
     low, high = ax.get_ylim()  # the lower edge first, whichever way the axis points
-    length = _nice(BAR * abs(right - left) * microns_per_unit)
+    most = BAR * abs(right - left) * microns_per_unit
+    lengths = NICE * 10.0 ** np.floor(np.log10(most))
+    length = float(lengths[lengths <= most * (1 + 1e-9)].max())
     units = length / microns_per_unit
     x, y = left + 0.03 * (right - left), low + 0.03 * (high - low)
     ax.plot([x, x + units], [y, y], color="black", linewidth=2.5, solid_capstyle="butt", zorder=5, label="_scale bar")
@@ -84,9 +81,3 @@ def tissue(ax: Axes, image: TissueImage) -> None:
     ax.imshow(image.pixels, extent=extent, origin="upper", zorder=-1, cmap="gray" if image.pixels.ndim == 2 else None)
     ax.set_xlim(*limits[0])
     ax.set_ylim(*limits[1])
-
-
-def _nice(most: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is not above ``most``."""
-    power = 10.0 ** np.floor(np.log10(most))
-    return float(power * NICE[NICE * power <= most * (1 + 1e-9)].max())

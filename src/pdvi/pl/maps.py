@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 
 from pdvi._anndata import keys
 from pdvi._anndata.checks import MAKES_DOMAINS, check_adata, coordinates_of, samples_of
-from pdvi._anndata.image import TissueImage, libraries, microns_per_unit, tissue_image
+from pdvi._anndata.image import microns_per_unit, tissue_image
 from pdvi._anndata.keys import DOMAIN, SPATIAL
 from pdvi._base.checks import key_in, positive, whole
 from pdvi.pl import canvas, furniture
@@ -66,27 +66,22 @@ def domains(
     -------
     Axes, or an array of them with ``sample_key``.
     """
-    _check_size(size)
     column = _column(adata, key)
     column = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("string").astype("category")
     names = [str(name) for name in column.cat.categories]
     codes = column.cat.codes.to_numpy()
     colors = colors_of(adata, key, len(names))
     missing = bool((codes < 0).any())
-    shown, parts = _samples(adata, sample_key)
-    xy, flip = _coordinates(adata, spatial_key, basis)
-    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax)
-    place = _Place(adata, spatial_key, basis, image)
-    for each, name, rows in zip(axes, shown, parts):
-        canvas.frame(each, xy[rows], flip=flip)
-        canvas.Spots(xy[rows], place.size(size, name, xy[rows])).labels(each, codes[rows], [*colors, MISSING])
-        place.furnish(each, name)
-        furniture.title(each, (key if title is None else title) if sample_key is None else name)
+
+    def draw(spots: canvas.Spots, each: Axes, rows: Any) -> None:
+        spots.labels(each, codes[rows], [*colors, MISSING])
+
+    axes = _draw(adata, draw, spatial_key, basis, sample_key, size, image, ax, title=key if title is None else title)
     if legend and names:
         entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
         last = axes[min(len(axes), 4) - 1 if ax is None else -1]
         width, height = last.figure.canvas.figure.get_size_inches()
-        made = furniture.legend(last, entries, furniture.columns_of_legend(len(entries), height))
+        made = furniture.legend(last, entries, height)
         if ax is None:
             last.set_anchor("W")  # room that equal aspect leaves over goes to the legend's side
             furniture.make_room(made, width, height)
@@ -169,7 +164,8 @@ def entropy(
     numbers = _column(adata, keys.entropy(key)).to_numpy(float)
     bar = {"label": "entropy", "extend": "max"}
     top = max(float(np.quantile(numbers, 0.99)), 0.05)
-    return _numbers(adata, numbers, (0, top), bar, (spatial_key, basis, sample_key, size, image, ax))
+    axes = _numbers(adata, numbers, (0, top), bar, spatial_key, basis, sample_key, size, image, ax)
+    return axes[0] if sample_key is None else axes
 
 
 def certainty(
@@ -189,52 +185,58 @@ def certainty(
     """
     doubt = 1 - _column(adata, keys.certainty(key)).to_numpy(float)
     bar = {"label": "doubt: 1 - certainty"}
-    return _numbers(adata, doubt, (0, 1), bar, (spatial_key, basis, sample_key, size, image, ax))
-
-
-def _numbers(
-    adata: AnnData, numbers: np.ndarray, limits: tuple[float, float], bar: dict[str, Any], how: tuple[Any, ...]
-) -> Axes | np.ndarray:
-    """Draw a map of numbers; ``how`` has spatial_key, basis, sample_key, size, image and ax of `pl.domains`."""
-    from matplotlib.colors import Normalize
-
-    spatial_key, basis, sample_key, size, image, ax = how
-    _check_size(size)
-    shown, parts = _samples(adata, sample_key)
-    xy, flip = _coordinates(adata, spatial_key, basis)
-    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=1.0)
-    place = _Place(adata, spatial_key, basis, image)
-    for each, name, rows in zip(axes, shown, parts):
-        canvas.frame(each, xy[rows], flip=flip)
-        spots = canvas.Spots(xy[rows], place.size(size, name, xy[rows]))
-        mappable = spots.values(each, numbers[rows], cmap=_fading(), norm=Normalize(*limits, clip=True))
-        place.furnish(each, name)
-        furniture.title(each, name)
-    drawn = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, **bar)
-    drawn.outline.set_visible(False)
+    axes = _numbers(adata, doubt, (0, 1), bar, spatial_key, basis, sample_key, size, image, ax)
     return axes[0] if sample_key is None else axes
 
 
-class _Place:
-    """Where a map lies: the image of the tissue and the size of its pixels, if the map is one of the tissue at all."""
+def _numbers(
+    adata: AnnData, numbers: np.ndarray, limits: tuple[float, float], bar: dict[str, Any], *where: Any
+) -> np.ndarray:
+    """Draw maps of numbers with a color bar; ``where`` is that of `_draw`."""
+    from matplotlib.colors import Normalize
 
-    def __init__(self, adata: AnnData, spatial_key: str, basis: str | None, image: bool):
-        tissue = spatial_key == SPATIAL and basis in (None, SPATIAL)
-        self.microns = microns_per_unit(adata) if tissue else None
-        self.images: dict[str, TissueImage | None] = {}
-        if tissue and image:
-            self.images = {"": tissue_image(adata), **{name: tissue_image(adata, name) for name in libraries(adata)}}
+    norm, mappables = Normalize(*limits, clip=True), []
 
-    def size(self, given: float | None, name: str, xy: np.ndarray) -> float | None:
-        """Return the diameter of spots: that which was given, or one that leaves some of the image to be seen."""
-        return BESIDE_TISSUE * canvas.spacing(xy) if given is None and self.images.get(name) else given
+    def draw(spots: canvas.Spots, each: Axes, rows: Any) -> None:
+        mappables.append(spots.values(each, numbers[rows], cmap=_fading(), norm=norm))
 
-    def furnish(self, ax: Axes, name: str) -> None:
-        """Draw image and scale bar, where they are known."""
-        if (image := self.images.get(name)) is not None:
-            furniture.tissue(ax, image)
-        if self.microns is not None:
-            furniture.scale_bar(ax, self.microns)
+    axes = _draw(adata, draw, *where, extra=1.0)
+    drawn = axes[0].figure.colorbar(mappables[-1], ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, **bar)
+    drawn.outline.set_visible(False)
+    return axes
+
+
+def _draw(
+    adata: AnnData,
+    draw: Callable[[canvas.Spots, Axes, Any], None],
+    spatial_key: str,
+    basis: str | None,
+    sample_key: str | None,
+    size: float | None,
+    image: bool,
+    ax: Axes | np.ndarray | None,
+    *,
+    title: str = "",
+    extra: float = 0.0,
+) -> np.ndarray:
+    """Draw a map of the slide, or one of each sample, on the image of the tissue; ``draw`` colors the spots."""
+    _check_size(size)
+    names, parts = _samples(adata, sample_key)
+    xy, flip = _coordinates(adata, spatial_key, basis)
+    axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=extra)
+    of_tissue = spatial_key == SPATIAL and basis in (None, SPATIAL)
+    microns = microns_per_unit(adata) if of_tissue else None
+    for each, name, rows in zip(axes, names, parts):
+        tissue = tissue_image(adata, name or None) if of_tissue and image else None
+        canvas.frame(each, xy[rows], flip=flip)
+        diameter = BESIDE_TISSUE * canvas.spacing(xy[rows]) if size is None and tissue is not None else size
+        draw(canvas.Spots(xy[rows], diameter), each, rows)
+        if tissue is not None:
+            furniture.tissue(each, tissue)
+        if microns is not None:
+            furniture.scale_bar(each, microns)
+        furniture.title(each, title if sample_key is None else name)
+    return axes
 
 
 def _check_size(size: float | None) -> None:

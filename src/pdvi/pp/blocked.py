@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.utils import gen_batches
 
 from pdvi._anndata.blocks import Blocks
-from pdvi._anndata.checks import is_sparse, say
+from pdvi._anndata.checks import is_sparse
 from pdvi._base.stages import Draft, Made, Stages
-from pdvi.pp.normalise import looks_like_counts
+from pdvi.pp.normalise import check_not_negative, looks_like_counts, to_median, wants_normalizing
 from pdvi.pp.spatial_components import scale_of_genes, upright
-from pdvi.pp.tiles import blocks as row_blocks
+from pdvi.pp.tiles import BLOCK
 from pdvi.pp.variable_genes import Trend, best_ranked
 
 SPARE = 10  # directions beyond those asked for
@@ -51,16 +52,12 @@ def choose_genes(draft: Draft, blocks: Blocks, samples: np.ndarray, n_genes: int
     sums, totals, counts = Sums(samples, blocks.n_genes), np.zeros(blocks.n_rows), True
     for rows, block in _sparse(blocks):
         counts = counts and looks_like_counts(block.data)
-        if normalize and block.data.min(initial=0) < 0:
-            msg = f"counts must not be negative, but the smallest is {block.data.min():g}; set normalize=False."
-            raise ValueError(msg)
+        if normalize:
+            check_not_negative(block.data)
         for name, values in (("sum", block.data), ("square", block.data**2), ("present", block.data != 0)):
             sums.add(name, rows, block, values)
         totals[rows] = np.asarray(block.sum(1)).ravel()
-    if normalize is None:
-        normalize = counts
-        if not normalize:
-            say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
+    normalize = wants_normalizing(normalize, counts=counts)
     present = sums.totals["present"].sum(0)
     genes = np.flatnonzero(present)
     if not len(genes):
@@ -72,8 +69,7 @@ def choose_genes(draft: Draft, blocks: Blocks, samples: np.ndarray, n_genes: int
             genes = genes[_are_most_variable(blocks, sums, genes, n_genes)]
             for rows, block in _sparse(blocks):
                 totals[rows] = np.asarray(block[:, genes].sum(1)).ravel()
-        target = float(np.median(totals[totals > 0]))
-        factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)  # an empty spot stays empty
+        target, factors = to_median(totals)
     draft["genes"], draft["factors"], draft["target"] = genes, factors, target
     draft["size"] = int(present[genes].sum())
 
@@ -130,7 +126,7 @@ class Scaled:
     def __iter__(self) -> Iterator[tuple[slice, sp.csr_array]]:
         """Yield every block of rows; no part of the files stays mapped."""
         indptr, scale = self.written["indptr"], np.asarray(self.written["scale"]).astype(np.float32)
-        for rows in row_blocks(len(indptr) - 1):
+        for rows in gen_batches(len(indptr) - 1, BLOCK):
             begin, end = int(indptr[rows.start]), int(indptr[rows.stop])
             indices = _piece(self.written["indices"], begin, end)
             data = _piece(self.written["data"], begin, end) / scale[indices]
@@ -150,13 +146,22 @@ def leading_components(
     count = min(count, X.n_genes)
     width = min(count + SPARE, X.n_genes)
     next_ = np.linalg.qr(np.random.default_rng(seed).standard_normal((X.n_genes, width)))[0]
-    mean = stages("mean", lambda draft: _mean(draft, X, samples))["mean"]
+
+    def make_mean(draft: Draft) -> None:
+        sums = Sums(samples, X.n_genes)
+        for rows, block in X:
+            sums.add("sum", rows, block, block.data)
+        draft["mean"] = sums.mean("sum")
+
+    mean = stages("mean", make_mean)["mean"]
     basis, image = np.empty((X.n_genes, 0)), np.empty((X.n_genes, 0))
     values, vectors = np.zeros(count), next_[:, :count]
     for number in range(ROUNDS):
         product = _product_with(stages, str(number), X, both_ways, samples, mean, next_)
         basis, image = np.hstack([basis, next_]), np.hstack([image, product])
-        before, (values, vectors) = values, _ritz(basis, image, count)
+        matrix = basis.T @ image  # the largest eigenvalues within the subspace
+        rising, within = np.linalg.eigh(0.5 * (matrix + matrix.T))
+        before, values, vectors = values, rising[::-1][:count], basis @ within[:, ::-1][:, :count]
         left = X.n_genes - basis.shape[1]
         if left <= 0 or np.abs(values - before).max() <= SETTLED * np.abs(values).max():
             break
@@ -170,20 +175,6 @@ def leading_components(
         draft["loadings"], draft["values"], draft["mean"] = loadings.astype(np.float32), values, np.asarray(mean)
 
     return stages("components", make)
-
-
-def _ritz(basis: np.ndarray, image: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest eigenvalues of a matrix within a subspace, falling, and their vectors."""
-    matrix = basis.T @ image
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return values[::-1][:count], basis @ vectors[:, ::-1][:, :count]
-
-
-def _mean(draft: Draft, X: Scaled, samples: np.ndarray) -> None:
-    sums = Sums(samples, X.n_genes)
-    for rows, block in X:
-        sums.add("sum", rows, block, block.data)
-    draft["mean"] = sums.mean("sum")
 
 
 def _product_with(

@@ -57,17 +57,14 @@ def neighborhood(
     features = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")[:, :n_components]
     coordinates = coordinates_of(adata, spatial_key)
     samples = samples_of(adata, sample_key)
-    mean = np.empty_like(features)
-    slope = np.empty_like(features) if gradient else None
-    for sample in np.unique(samples):
-        rows = np.flatnonzero(samples == sample)
-        index = nearest_rows(coordinates[rows], n_neighbors + 1)
-        mean[rows] = _averaging(index) @ features[rows]
-        if slope is not None:
+    mean = averages(features, coordinates, samples, [n_neighbors])[n_neighbors]
+    parts = [own * features, mean] if own else [mean]
+    if gradient:
+        slope = np.empty_like(features)
+        for sample in np.unique(samples):
+            rows = np.flatnonzero(samples == sample)
+            index = nearest_rows(coordinates[rows], n_neighbors + 1)
             slope[rows] = _gradient(coordinates[rows], mean[rows], index)
-    parts = [own * features] if own else []
-    parts.append(mean)
-    if slope is not None:
         parts.append(gradient * slope)
     adata.obsm[key_added] = np.hstack(parts).astype(np.float32)
     adata.uns[key_added] = {
@@ -94,14 +91,11 @@ def averages(
         rows = np.flatnonzero(samples == sample)
         index = nearest_rows(coordinates[rows], counts[-1] + 1)
         for count in counts:
-            found[count][rows] = _averaging(index[:, : count + 1]) @ features[rows]
+            near = np.ascontiguousarray(index[:, : count + 1])
+            n, k = near.shape
+            weights, starts = np.full(n * k, 1 / k, np.float32), np.arange(0, n * k + 1, k)
+            found[count][rows] = sp.csr_array((weights, near.ravel(), starts), shape=(n, n)) @ features[rows]
     return found
-
-
-def _averaging(index: np.ndarray) -> sp.csr_array:
-    n, k = index.shape
-    values = np.full(n * k, 1 / k, np.float32)
-    return sp.csr_array((values, np.ascontiguousarray(index).ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
 
 
 def _gradient(coordinates: np.ndarray, values: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -39,13 +39,9 @@ def expression_of(
     """
     matrix = counts_of(adata, layer)
     values = matrix.data if is_sparse(matrix) else matrix.ravel()
-    if normalize is None:
-        normalize = looks_like_counts(values)
-        if not normalize:
-            say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
-    elif normalize and values.size and values.min() < 0:
-        msg = f"counts must not be negative, but the smallest is {values.min():g}; set normalize=False."
-        raise ValueError(msg)
+    if normalize:
+        check_not_negative(values)
+    normalize = wants_normalizing(normalize, counts=normalize is None and looks_like_counts(values))
     genes = np.flatnonzero(np.asarray((matrix != 0).sum(0)).ravel())
     if not len(genes):
         msg = "adata.X must have at least one value that is not 0; all genes are empty."
@@ -56,11 +52,31 @@ def expression_of(
         X, genes = X[:, chosen], genes[chosen]
     target = None
     if normalize:
-        totals = np.asarray(X.sum(1)).ravel()
-        target = float(np.median(totals[totals > 0]))
-        factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)  # an empty spot stays empty
+        target, factors = to_median(np.asarray(X.sum(1)).ravel())
         X = times(X, factors, log=log)
     return Expression(X, genes, normalize, target)
+
+
+def wants_normalizing(normalize: bool | None, *, counts: bool) -> bool:
+    """Return ``normalize``; where it is not said, normalize counts, and say so if there are none."""
+    if normalize is None and not counts:
+        say("X looks normalised already (logarithms or negative values): totals and log1p are left out.")
+    return counts if normalize is None else normalize
+
+
+def check_not_negative(values: np.ndarray) -> None:
+    """Refuse counts below 0."""
+    if values.min(initial=0) < 0:
+        msg = f"counts must not be negative, but the smallest is {values.min():g}; set normalize=False."
+        raise ValueError(msg)
+
+
+def to_median(totals: np.ndarray, target: float | None = None) -> tuple[float, np.ndarray]:
+    """Return the median total, or ``target``, and what scales every spot to it; an empty spot stays empty."""
+    filled = totals > 0
+    if target is None:
+        target = float(np.median(totals[filled])) if filled.any() else 1.0
+    return target, (target / np.where(filled, totals, target)).astype(np.float32)
 
 
 def times(X: Any, factors: np.ndarray, *, log: bool) -> Any:
@@ -75,18 +91,14 @@ def times(X: Any, factors: np.ndarray, *, log: bool) -> Any:
 def scaled(X: Any, clip: float) -> Any:
     """Return genes divided by their standard deviation without centring, so that zeros stay, and clipped at the top."""
     mean, square = np.asarray(X.mean(0), float).ravel(), np.asarray((X * X).mean(0), float).ravel()
-    spread = np.sqrt(np.maximum(square - mean**2, 0) * len_of(X) / max(len_of(X) - 1, 1))
+    n = X.shape[0]
+    spread = np.sqrt(np.maximum(square - mean**2, 0) * n / max(n - 1, 1))
     factors = (1 / np.where(spread > 0, spread, 1.0)).astype(np.float32)
     if not is_sparse(X):
         return np.minimum(X * factors, clip)
     X = sp.csr_array(X @ sp.diags_array(factors))
     X.data = np.minimum(X.data, np.float32(clip))
     return X
-
-
-def len_of(X: Any) -> int:
-    """Return the number of rows, of sparse matrices too."""
-    return int(X.shape[0])
 
 
 def looks_like_counts(values: np.ndarray) -> bool:

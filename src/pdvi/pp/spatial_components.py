@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from pdvi._anndata.checks import coordinates_of, features_of, is_sparse, samples_of
+from pdvi._anndata.checks import coordinates_of, counts_of, features_of, is_sparse, samples_of, say
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
-from pdvi.pp.normalise import expression_of
+from pdvi.pp.normalise import expression_of, times, to_median
 from pdvi.shards.nearest import other_rows
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
+FEWEST_GENES = 0.5  # of those that components are made of: with fewer on another slide their directions mean little
 ACCURACY = 1e-6  # of the eigenvalues, relative: expression is in single precision
 
 
@@ -106,6 +108,43 @@ def spatial_components(
         "loadings": loadings.astype(np.float32),
         "values": values,
     }
+
+
+def projected(adata: Any, made: Mapping[str, Any], *, layer: str | None = None) -> np.ndarray:
+    """Return the components of spots along directions that ``made`` (``uns["X_spatial"]`` of another slide) tells.
+
+    Every step is that of `spatial_components` with the other slide's genes, target, scales and loadings. Genes that
+    are missing count as if they had their mean everywhere; the mean of all spots is not taken off.
+    """
+    genes = np.asarray(made["genes"]).astype(str)
+    places = adata.var_names.get_indexer(genes)
+    missing = places < 0
+    if missing.mean() > 1 - FEWEST_GENES:
+        msg = (
+            f"`adata` must have the genes of the fitted slide: {int(missing.sum())} of {len(genes)} are not in "
+            f"adata.var_names (such as {', '.join(genes[missing][:3])}); use the same names."
+        )
+        raise ValueError(msg)
+    if missing.any():
+        say(f"{int(missing.sum())} of {len(genes)} genes of the fitted slide are missing; they count as their mean.")
+    X = counts_of(adata, layer)[:, places[~missing]]
+    target, params = float(made["target"]), made["params"]
+    if params["normalize"]:
+        totals = np.asarray(X.sum(1)).ravel()
+        share = 1.0
+        if missing.any():  # a spot without them is expected to have a smaller total
+            kept = totals[totals > 0]
+            share = float(np.median(kept)) / target if len(kept) else 1.0
+        X = times(
+            X, to_median(totals, target * share)[1], log=bool(params.get("log", True))
+        )  # of slides that an older version has fitted
+    scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), np.float32(params["clip"])
+    if is_sparse(X):
+        X = sp.csr_array(X)
+        X.data = np.clip(X.data / scale[X.indices], -clip, clip)
+    else:
+        X = np.clip(X / scale, -clip, clip)
+    return np.asarray(X @ np.asarray(made["loadings"], np.float32)[~missing], np.float32)
 
 
 class Agreement:

@@ -20,7 +20,7 @@ def most_variable(counts: Any, n_genes: int, samples: np.ndarray | None = None) 
     that are in none of these come last.
     """
     groups = np.zeros(counts.shape[0], int) if samples is None else samples
-    return best_ranked(np.stack([excess_variance(counts[groups == group]) for group in np.unique(groups)]), n_genes)
+    return best_ranked(np.stack([_excess_variance(counts[groups == group]) for group in np.unique(groups)]), n_genes)
 
 
 def best_ranked(scores: np.ndarray, n_genes: int) -> np.ndarray:
@@ -36,7 +36,7 @@ def best_ranked(scores: np.ndarray, n_genes: int) -> np.ndarray:
     return chosen
 
 
-def excess_variance(counts: Any) -> np.ndarray:
+def _excess_variance(counts: Any) -> np.ndarray:
     """Return each gene's variance after division by the trend's standard deviation, outliers clipped."""
     counts = sp.csc_array(counts, dtype=np.float64)
     n = counts.shape[0]

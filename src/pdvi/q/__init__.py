@@ -4,7 +4,6 @@ A distribution is a start, a prior or a posterior. `Model` turns families, a pri
 `pdvi.Problem` takes.
 """
 
-from pdvi.q.categorical import Categorical
 from pdvi.q.densities import (
     bernoulli_logit_lpmf,
     beta_lpdf,
@@ -21,7 +20,7 @@ from pdvi.q.family import Family
 from pdvi.q.gamma import Gamma
 from pdvi.q.model import Model
 from pdvi.q.normal import FullNormal, LogNormal, Normal, independent_sum
-from pdvi.q.simplex import Beta, Dirichlet
+from pdvi.q.simplex import Beta, Categorical, Dirichlet
 
 __all__ = [
     "Beta",

@@ -31,9 +31,9 @@ class Family(eqx.Module):
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
-    @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
+        """Return the shape of a draw: that of the first of its numbers."""
+        return np.shape(next(iter(self.unconstrained().values())))
 
     @property
     @abc.abstractmethod

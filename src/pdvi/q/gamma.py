@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.special import gammaln
 
 from pdvi._base.types import Array
@@ -28,11 +27,6 @@ class Gamma(Family):
         if log_mean is None:
             log_mean = spread - family.log(family.numbers("rate", rate, positive=True))
         self.log_mean, self.log_shape = family.together(log_mean, spread)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.log_mean)
 
     @property
     def concentration(self) -> Array:

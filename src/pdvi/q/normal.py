@@ -28,11 +28,6 @@ class Normal(Family):
         self.location, self.log_sd, self.computed = _moments("mean", mean, "sd", sd, location, log_sd, variance)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.location)
-
-    @property
     def mean(self) -> Array:
         """Return the mean of every entry."""
         return jnp.asarray(self.location)
@@ -90,11 +85,6 @@ class LogNormal(Family):
     ):
         parts = _moments("mean_log", mean_log, "sd_log", sd_log, location, log_sd, variance)
         self.location, self.log_sd, self.computed = parts
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.location)
 
     @property
     def mean(self) -> Array:
@@ -163,11 +153,6 @@ class FullNormal(Family):
             raise ValueError(msg)
         *batch, d = self.shape
         self.below = np.zeros((*batch, d * (d - 1) // 2)) if below is None else below
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.location)
 
     @property
     def factor(self) -> Array:

@@ -51,7 +51,8 @@ def total(what: str, terms: PyTree, shard: Mapping[str, Any], *, all_levels: boo
     """
     known = masks(shard)
     arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(terms)]
-    depths = [_depth(array, known) for array in arrays]
+    fitting = [[d for d, mask in enumerate(known, 1) if array.shape[:d] == mask.shape] for array in arrays]
+    depths = [max(fits, default=0) for fits in fitting]  # of the deepest mask whose shape an array begins with
     deepest = len(known) if all_levels else min(1, len(known))
     if known and arrays and (min(depths) < 1 or max(depths) < deepest):
         wanted = known[deepest - 1].shape
@@ -60,17 +61,8 @@ def total(what: str, terms: PyTree, shard: Mapping[str, Any], *, all_levels: boo
             f"got {[array.shape for array in arrays]}; leave the sum over rows to pdvi."
         )
         raise ValueError(msg)
-    return sum((_masked(array, known, depth).sum() for array, depth in zip(arrays, depths)), start=jnp.asarray(0.0))
-
-
-def _depth(array: Array, known: list[Array]) -> int:
-    """The number of the deepest mask whose shape an array begins with, 0 if there is none."""
-    fits = [depth for depth, mask in enumerate(known, 1) if array.shape[:depth] == mask.shape]
-    return max(fits, default=0)
-
-
-def _masked(array: Array, known: list[Array], depth: int) -> Array:
-    if not depth:
-        return array
-    mask = known[depth - 1]
-    return array * mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim))
+    summed = jnp.asarray(0.0)
+    for array, depth in zip(arrays, depths):
+        mask = known[depth - 1] if depth else jnp.asarray(1.0)
+        summed += jnp.sum(array * mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)))
+    return summed

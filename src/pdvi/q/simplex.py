@@ -1,4 +1,4 @@
-"""Beta and Dirichlet families."""
+"""Families of shares and of labels: beta, Dirichlet, categorical."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ class Beta(Family):
             a, b = family.numbers("a", a, positive=True), family.numbers("b", b, positive=True)
             logit_mean, log_total = family.log(a) - family.log(b), family.log(a + b)
         self.logit_mean, self.log_total = family.together(logit_mean, log_total)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.logit_mean)
 
     @property
     def a(self) -> Array:
@@ -97,11 +92,6 @@ class Dirichlet(Family):
             raise ValueError(msg)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw."""
-        return np.shape(self.log_alpha)
-
-    @property
     def alpha(self) -> Array:
         """Return the parameters of every vector."""
         return jnp.exp(jnp.asarray(self.log_alpha))
@@ -138,3 +128,61 @@ class Dirichlet(Family):
             logit_mean=jnp.asarray(self.log_alpha) - log_rest,
             log_total=jnp.broadcast_to(jnp.log(self.alpha.sum(-1, keepdims=True)), self.shape),
         )
+
+
+class Categorical(Family):
+    """Independent labels, one of K, with probabilities along the last axis; a draw is a vector of one 1 and zeros.
+
+    Unconstrained: ``logits`` of all but the first label, relative to the first: K - 1 numbers, so that no direction is
+    flat.
+    """
+
+    logits: Any
+
+    def __init__(self, probabilities: Any = None, *, logits: Any = None):
+        if logits is None:
+            logs = family.log(family.numbers("probabilities", probabilities, positive=True))
+            if np.ndim(logs) < 1 or np.shape(logs)[-1] < 2:
+                msg = f"`probabilities` must have at least two entries along its last axis, got shape {np.shape(logs)}."
+                raise ValueError(msg)
+            logits = logs[..., 1:] - logs[..., :1]
+        self.logits = logits
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a draw."""
+        *rows, size = np.shape(self.logits)
+        return (*rows, size + 1)
+
+    @property
+    def log_probabilities(self) -> Array:
+        """Return the logarithms of the probabilities."""
+        logits = jnp.asarray(self.logits)
+        return jax.nn.log_softmax(jnp.concatenate([jnp.zeros_like(logits[..., :1]), logits], axis=-1), axis=-1)
+
+    @property
+    def probabilities(self) -> Array:
+        """Return the probabilities."""
+        return jnp.exp(self.log_probabilities)
+
+    @property
+    def mean(self) -> Array:
+        """Return the mean of every entry of a draw: the probabilities."""
+        return self.probabilities
+
+    @property
+    def variance(self) -> Array:
+        """Return the variance of every entry of a draw."""
+        return self.mean * (1 - self.mean)
+
+    def entropy(self) -> Array:
+        """Return the entropy of every label."""
+        return -jnp.sum(self.probabilities * self.log_probabilities, axis=-1)
+
+    def expected_log(self, x: Any) -> Array:
+        """Return E log p(x) of every label; numbers are vectors of one 1 and zeros."""
+        return jnp.sum(family.mean(x) * self.log_probabilities, axis=-1)
+
+    def expect(self, values: Any) -> Array:
+        """Return the mean of a value that depends on the label: ``values`` has one for each along its last axis."""
+        return jnp.sum(self.probabilities * jnp.asarray(values), axis=-1)

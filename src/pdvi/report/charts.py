@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
-from pdvi.report.markup import text
+from markupsafe import Markup, escape
 
 WIDE, HIGH = 460, 220
 LEFT, RIGHT, TOP, BOTTOM = 78, 12, 26, 34
@@ -19,7 +18,7 @@ def line_chart(x: np.ndarray, y: np.ndarray, title: str, label: str, *, log: boo
     good = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not log))
     x, y = x[good], y[good]
     if len(x) < 2:
-        return ""
+        return Markup()
     if len(x) > MOST_POINTS:
         some = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).astype(int))
         x, y = x[some], y[some]
@@ -47,16 +46,17 @@ def line_chart(x: np.ndarray, y: np.ndarray, title: str, label: str, *, log: boo
     inside = np.clip(height, low, high)  # a start far above the rest leaves at the top
     path = "M" + "L".join(f"{at(a):.1f} {up(b):.1f}" for a, b in zip(x, inside))
     return _svg(
-        f'<text x="{LEFT}" y="14">{text(title)}</text>{"".join(marks)}<path class="line" d="{path}"/>'
-        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{text(label)}</text>',
+        f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(marks)}<path class="line" d="{path}"/>'
+        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{escape(label)}</text>',
         WIDE,
         HIGH,
         title,
     )
 
 
-def histogram(values: np.ndarray, title: str, label: str, *, bins: int = 20) -> str:
+def histogram(values: np.ndarray, title: str, label: str) -> str:
     """Return how many spots have which value between 0 and 1."""
+    bins = 20
     counts = np.histogram(np.clip(values, 0, 1), bins, (0.0, 1.0))[0]
     top = max(int(counts.max(initial=0)), 1)
     width = (WIDE - LEFT - RIGHT) / bins
@@ -77,8 +77,8 @@ def histogram(values: np.ndarray, title: str, label: str, *, bins: int = 20) -> 
     marks.append(f'<path class="axis" d="M{LEFT} {HIGH - BOTTOM}H{WIDE - RIGHT}"/>')
     marks.append(f'<text class="soft" x="{LEFT - 6}" y="{TOP + 4}" text-anchor="end">{top:,}</text>')
     return _svg(
-        f'<text x="{LEFT}" y="14">{text(title)}</text>{"".join(marks)}'
-        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{text(label)}</text>',
+        f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(marks)}'
+        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{escape(label)}</text>',
         WIDE,
         HIGH,
         title,
@@ -95,17 +95,17 @@ def dot_plot(
     marks = []
     for j, name in enumerate(columns):
         x = left + step * j + step / 2
-        marks.append(f'<text transform="translate({x + 4:.0f} {top - 8}) rotate(-60)">{text(name)}</text>')
+        marks.append(f'<text transform="translate({x + 4:.0f} {top - 8}) rotate(-60)">{escape(name)}</text>')
     for i, (name, color) in enumerate(zip(rows, colors)):
         y = top + step * i + step / 2
-        marks.append(f'<circle cx="10" cy="{y:.0f}" r="5" fill="{text(color)}"/>')
-        marks.append(f'<text x="22" y="{y + 4:.0f}">{text(name)}</text>')
+        marks.append(f'<circle cx="10" cy="{y:.0f}" r="5" fill="{escape(color)}"/>')
+        marks.append(f'<text x="22" y="{y + 4:.0f}">{escape(name)}</text>')
         for j, gene in enumerate(columns):
             share, level = float(shares[i, j]), float(levels[i, j])
             marks.append(
                 f'<circle class="fill" cx="{left + step * j + step / 2:.0f}" cy="{y:.0f}" '
                 f'r="{reach * np.sqrt(share):.1f}" fill-opacity="{0.12 + 0.88 * level:.2f}">'
-                f"<title>{text(gene)} in domain {text(name)}: {100 * share:.0f} % of spots</title></circle>"
+                f"<title>{escape(gene)} in domain {escape(name)}: {100 * share:.0f} % of spots</title></circle>"
             )
     wide, high = left + step * len(columns) + 60, top + step * len(rows) + 34
     y = high - 14
@@ -113,12 +113,12 @@ def dot_plot(
         x = 14 + 72 * k
         marks.append(f'<circle class="fill" cx="{x}" cy="{y}" r="{reach * np.sqrt(share):.1f}"/>')
         marks.append(f'<text class="soft" x="{x + 14}" y="{y + 4}">{100 * share:.0f} %</text>')
-    return f'<div class="scroll">{_svg("".join(marks), max(wide, 240), high, "marker genes", fixed=True)}</div>'
+    return _svg("".join(marks), max(wide, 240), high, "marker genes", fixed=True)
 
 
 def _svg(inner: str, wide: int, high: int, label: str, *, fixed: bool = False) -> str:
     size = f' width="{wide}" height="{high}"' if fixed else ""
-    return f'<svg viewBox="0 0 {wide} {high}"{size} role="img" aria-label="{text(label)}">{inner}</svg>'
+    return Markup(f'<svg viewBox="0 0 {wide} {high}"{size} role="img" aria-label="{escape(label)}">{inner}</svg>')
 
 
 def _range(values: np.ndarray, *, past_start: bool) -> tuple[float, float]:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
 from pdvi._anndata import keys
+from pdvi._anndata.image import microns_per_unit
 from pdvi._anndata.keys import DOMAIN, SPATIAL
 from pdvi.report import sections, words
-from pdvi.report.markup import section, text
 from pdvi.report.spots import Measure, Packed, pack
 from pdvi.report.subject import Subject
 
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 STATIC = Path(__file__).parent / "static"
 ON_MAP, HOVERED = 4, 3  # marker genes of a domain
 MOST_GENES = 96  # on the map
+MENU = {
+    "map": "Map",
+    "domains": "Domains",
+    "markers": "Marker genes",
+    "composition": "Composition",
+    "contacts": "Which domains touch",
+    "certainty": "How sure it is",
+    "views": "Agreement of views",
+    "fit": "The fit",
+    "cite": "How to cite",
+}
 
 
 def page(
@@ -60,40 +73,37 @@ def page(
     command
         what to show as the way to make it again; by default the call of `tl.domains`.
     """
-    subject = Subject.of(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
+    subject = Subject(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
     packed = _packed(subject)
-    parts = {
-        "map": ("Map", sections.explorer(subject, packed)),
-        "domains": ("Domains", sections.domains(subject)),
-        "markers": ("Marker genes", sections.markers(subject)),
-        "composition": ("Composition", sections.composition(subject)),
-        "contacts": ("Which domains touch", sections.contacts(subject)),
-        "certainty": ("How sure it is", sections.certainty(subject)),
-        "views": ("Agreement of views", sections.views(subject.fit.get("views"))),
-        "fit": ("The fit", sections.fit(subject, command)),
-        "cite": ("How to cite", f"<pre>{text(words.citation())}</pre>"),
+    found: dict[str, Any] = {
+        "domains": sections.domains(subject),
+        "markers": sections.markers(subject),
+        "composition": sections.composition(subject),
+        "contacts": sections.contacts(subject),
+        "certainty": sections.certainty(subject),
+        "views": sections.views(subject.fit.get("views")),
+        "fit": sections.fit(subject, command),
     }
-    menu = "".join(f'<a href="#{name}">{text(head)}</a>' for name, (head, inner) in parts.items() if inner)
-    body = "\n".join(section(name, head, inner) for name, (head, inner) in parts.items())
-    meta = json.dumps(packed.meta).replace("<", "\\u003c")
-    script = (STATIC / "map.js").read_text(encoding="utf-8")
-    style = (STATIC / "report.css").read_text(encoding="utf-8")
     # the only program that may run is ours, and no request can leave: a label that slipped through would do nothing
+    script = (STATIC / "map.js").read_text(encoding="utf-8")
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{text(title)}</title><link rel="icon" href="data:,"><style>{style}</style></head><body><main>
-<header><h1>{text(title)}</h1><button id="theme" type="button">Light or dark</button></header>
-{_facts(subject)}
-<nav aria-label="Sections">{menu}</nav>
-{body}
-</main>
-<script type="application/json" id="meta">{meta}</script>
-<script type="text/plain" id="spots">{packed.text}</script>
-<script>{script}</script></body></html>
-"""
+    # whatever comes from the data is escaped by the template, but for these, which are ours
+    ours = {"script": script, "style": (STATIC / "report.css").read_text(encoding="utf-8")}
+    ours["policy"] = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
+    ours |= {"meta_json": json.dumps(packed.meta).replace("<", "\\u003c"), "spots": packed.text}
+    template = Environment(autoescape=True, loader=FileSystemLoader(STATIC)).get_template("page.html")
+    return template.render(
+        title=title,
+        menu={name: head for name, head in MENU.items() if found.get(name, True)},
+        facts=sections.facts(subject),
+        names=subject.names,
+        colors=subject.colors,
+        meta=packed.meta,
+        genes=sorted(packed.meta["genes"], key=lambda gene: str(gene["name"]).lower()),
+        citation=words.citation(),
+        **found,
+        **{name: Markup(text) for name, text in ours.items()},
+    )
 
 
 def write(
@@ -113,18 +123,6 @@ def write(
     made = page(adata, **where, type_key=type_key, layer=layer, title=title, command=command)
     with open(path, "w", encoding="utf-8") as file:
         file.write(made)
-
-
-def _facts(subject: Subject) -> str:
-    adata, fit = subject.adata, subject.fit
-    facts = {"spots": f"{adata.n_obs:,}", "genes": f"{adata.n_vars:,}", "domains": f"{len(subject.names)}"}
-    if len(subject.sample_names) > 1:
-        facts["samples"] = f"{len(subject.sample_names)}"
-    if subject.certainty is not None:
-        facts["mean certainty"] = f"{np.nanmean(subject.certainty):.2f}"
-    facts["ELBO"] = f"{float(fit['elbo']):,.0f}"
-    listed = "".join(f"<li><b>{text(value)}</b><span>{text(name)}</span></li>" for name, value in facts.items())
-    return f'<ul class="facts">{listed}</ul><p class="soft">{text(fit["status"])}</p>'
 
 
 def _packed(subject: Subject) -> Packed:
@@ -152,7 +150,8 @@ def _packed(subject: Subject) -> Packed:
     boxes = packed.meta.pop("boxes")
     packed.meta["samples"] = [{"name": name, "box": box} for name, box in zip(subject.sample_names, boxes)]
     packed.meta["sample_key"] = subject.sample_key or ""
-    packed.meta["microns"] = subject.microns and subject.microns * packed.meta["step"]
+    microns = microns_per_unit(subject.adata)
+    packed.meta["microns"] = microns and microns * packed.meta["step"]
     return packed
 
 

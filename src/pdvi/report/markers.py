@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from pdvi._anndata.blocks import Blocks, Part
 from pdvi._anndata.checks import is_sparse
-from pdvi.pp.normalise import looks_like_counts
+from pdvi.pp.normalise import looks_like_counts, times, to_median
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -52,13 +52,13 @@ class Expression:
         self.counts = looks_like_counts(np.concatenate(looked_at))
         self._factors = np.ones(len(totals), np.float32)
         if self.counts:
-            target = float(np.median(totals[totals > 0])) if (totals > 0).any() else 1.0
-            self._factors = (target / np.where(totals > 0, totals, target)).astype(np.float32)
+            self._factors = to_median(totals)[1]
 
     def blocks(self, genes: list[int] | None = None) -> Iterator[tuple[slice, Any]]:
         """Yield blocks of rows, of some genes or all, sparse if the counts are."""
         for rows, block in self._blocks:
-            yield rows, self._log(block if genes is None else block[:, genes], self._factors[rows])
+            block = block if genes is None else block[:, genes]
+            yield rows, times(block, self._factors[rows], log=True) if self.counts else block
 
     def columns(self, genes: list[int]) -> np.ndarray:
         """Return some genes of all spots, dense."""
@@ -66,13 +66,6 @@ class Expression:
         for rows, block in self.blocks(genes):
             found[rows] = block.toarray() if is_sparse(block) else block
         return found
-
-    def _log(self, block: Any, factors: np.ndarray) -> Any:
-        if not self.counts:
-            return block
-        if is_sparse(block):
-            return sp.csr_array(sp.diags_array(factors) @ block).log1p()
-        return np.log1p(block * factors[:, None])
 
 
 def find_markers(adata: AnnData, codes: np.ndarray, n_domains: int, *, layer: str | None = None) -> Markers | None:

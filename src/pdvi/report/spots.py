@@ -47,13 +47,11 @@ def pack(
     samples: np.ndarray,
     measures: Sequence[Measure],
     genes: Sequence[Measure],
-    *,
-    seed: int = 0,
 ) -> Packed:
     """Pack coordinates, domain and sample of every spot, and its measures and genes."""
     kept = np.arange(len(xy))
     if len(xy) > MOST:
-        kept = np.sort(np.random.default_rng(seed).choice(len(xy), MOST, replace=False))
+        kept = np.sort(np.random.default_rng(0).choice(len(xy), MOST, replace=False))
     plane, boxes, step, size = _laid_out(xy[kept], samples[kept])
     n = len(kept)
     shift = int(np.clip(16 - np.round(np.log2(max(np.sqrt(n / PER_CELL), 1))), 7, 15))
@@ -67,15 +65,14 @@ def pack(
         "domain": _narrow(codes[kept]),
         "sample": _narrow(samples[kept]),
     }
-    shown_measures = []
-    for number, measure in enumerate(measures):
-        parts[f"measure{number}"] = _bytes(measure, kept)
-        shown_measures.append(_scale(measure, f"measure{number}"))
-    binned, shown_genes = n > BINNED_ABOVE, []
-    for number, gene in enumerate(genes):
-        numbers = _bytes(gene, kept)
-        parts[f"gene{number}"] = _bin_means(numbers, plane) if binned else numbers
-        shown_genes.append(_scale(gene, f"gene{number}"))
+    binned = n > BINNED_ABOVE
+    shown: dict[str, list[dict[str, Any]]] = {"measure": [], "gene": []}
+    for kind, several in (("measure", measures), ("gene", genes)):
+        for number, each in enumerate(several):
+            name, numbers = f"{kind}{number}", _bytes(each, kept)
+            parts[name] = _bin_means(numbers, plane) if kind == "gene" and binned else numbers
+            scale = {"low": float(each.low), "high": float(each.high)}
+            shown[kind].append({"name": each.name, "part": name, **scale})
     places, begin = {}, 0
     for name, part in parts.items():
         places[name] = [begin, len(part)]
@@ -91,8 +88,8 @@ def pack(
         "extent": [float(value) for value in plane.max(0)],
         "boxes": boxes,
         "parts": places,
-        "measures": shown_measures,
-        "genes": shown_genes,
+        "measures": shown["measure"],
+        "genes": shown["gene"],
     }
     return Packed(base64.b64encode(packed).decode(), meta)
 
@@ -101,7 +98,6 @@ def _laid_out(xy: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, list[lis
     """Whole coordinates with samples in rows of a square, the box of each, the width of a step, and a spot's size."""
     n_samples = int(samples.max()) + 1
     per_row = int(np.ceil(np.sqrt(n_samples)))
-    moved = np.zeros(xy.shape)
     low = np.array([xy[samples == k].min(0) if (samples == k).any() else np.zeros(2) for k in range(n_samples)])
     high = np.array([xy[samples == k].max(0) if (samples == k).any() else np.zeros(2) for k in range(n_samples)])
     pitch = (high - low).max(0) + GAP * max(float((high - low).max()), 1e-12) * (n_samples > 1)
@@ -140,7 +136,3 @@ def _bin_means(numbers: np.ndarray, plane: np.ndarray) -> np.ndarray:
     at = (plane[:, 1] >> BIN_SHIFT) * side + (plane[:, 0] >> BIN_SHIFT)
     count = np.bincount(at, minlength=side * side)
     return np.round(np.bincount(at, numbers, side * side) / np.maximum(count, 1)).astype(np.uint8)
-
-
-def _scale(measure: Measure, part: str) -> dict[str, Any]:
-    return {"name": measure.name, "part": part, "low": float(measure.low), "high": float(measure.high)}

@@ -40,10 +40,12 @@ def certainty(probability: np.ndarray | None, agreement: np.ndarray | None) -> s
 
 def call(params: Mapping[str, Any], key: str) -> str:
     """Return the call that makes the same fit, as far as its settings tell."""
-    shown = {name: value for name, value in params.items() if name not in {"config", "n_domains"} and value != ""}
-    settings = "".join(f", {name}={_plain(value)!r}" for name, value in shown.items() if _is_plain(value))
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+    n_domains = plain.pop("n_domains", "?")
+    shown = {name: value for name, value in plain.items() if isinstance(value, str | int | float) and value != ""}
+    settings = "".join(f", {name}={value!r}" for name, value in shown.items())
     named = "" if key == "domain" else f", key_added={key!r}"
-    return f"pdvi.tl.domains(adata, {_plain(params.get('n_domains', '?'))}{settings}{named})"
+    return f"pdvi.tl.domains(adata, {n_domains}{settings}{named})"
 
 
 def versions() -> dict[str, str]:
@@ -60,11 +62,3 @@ def versions() -> dict[str, str]:
 def citation() -> str:
     """Return what to cite."""
     return CITE.format(version=version("pdvi"))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | np.generic)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -17,7 +17,7 @@ from pdvi._base.console import Say
 from pdvi.reproduce import figures, maps, slide
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, PAPER, spelled
-from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
+from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare_all
 from pdvi.run.fit import Progress
 
 PRESETS = (slide.PUBLISHED, slide.DEFAULTS)
@@ -102,12 +102,7 @@ def run(
         out / "slide.npz",
         lambda: slide.from_file(data) if data else slide.simulated(sizes.n_spots, sizes.n_genes, sizes.n_domains),
     )
-    all_cases = cases(tissue, sizes)
-    step = counted(say, runs.missing(list(all_cases.values()), seeds))
-    done = {key: compare(case, runs, seeds, step) for key, case in all_cases.items()}
-    say("writing tables and figures", 1.0)
-    traces = pd.concat([each.trace.assign(preset=key) for key, each in done.items()], ignore_index=True)
-    traces.to_csv(out / "traces.csv", index=False)
+    done = compare_all(cases(tissue, sizes), runs, seeds, say, column="preset")
     made: list[Claim] = []
     shown: dict[str, str] = {}
     edges = graphs.nearest(tissue.coordinates, min(8, len(tissue.X) - 1), mutual=False)
@@ -144,6 +139,8 @@ def _table(done: Compared, runs: Runs, edges: Any, seeds: int) -> pd.DataFrame:
     gaps = done.gaps()
     end_gap = gaps.groupby([done.trace["seed"], done.trace["method"]]).last().unstack()
     near = done.arrivals(gaps, NEAR)
+    first = done.trace["epoch"] == done.trace["epoch"][done.trace["epoch"] >= 1].min()
+    after_an_epoch = gaps[first].groupby(done.trace["method"][first]).mean()
     rows = []
     for method in done.methods:
         labels = [runs.arrays(done.case, method, seed)["labels"] for seed in range(1, seeds + 1)]
@@ -154,7 +151,7 @@ def _table(done: Compared, runs: Runs, edges: Any, seeds: int) -> pd.DataFrame:
                 "objective": objective[method.name].mean(),
                 "gap": end_gap[method.name].mean(),
                 "iterations to gap 1e-3 (median)": near[method.name].median(),
-                "gap after an epoch": _after_an_epoch(done, gaps)[method.name],
+                "gap after an epoch": after_an_epoch[method.name],
                 "gradient norm": gradient[method.name].mean(),
                 "ARI": ari[method.name].mean(),
                 "ARI sd": ari[method.name].std(ddof=0),
@@ -162,11 +159,6 @@ def _table(done: Compared, runs: Runs, edges: Any, seeds: int) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _after_an_epoch(done: Compared, gaps: pd.Series) -> pd.Series:
-    first = done.trace["epoch"] == done.trace["epoch"][done.trace["epoch"] >= 1].min()
-    return gaps[first].groupby(done.trace["method"][first]).mean()
 
 
 def _broken(edges: Any, labels: np.ndarray) -> float:

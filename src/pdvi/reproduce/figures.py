@@ -13,6 +13,7 @@ from pdvi.reproduce.methods import Method
 
 FORMATS = ("png", "pdf")
 MARKERS = 6  # on a line
+POINTS = 200  # of a line over an axis that differs from seed to seed
 SHADE = 0.4  # of all bands of a panel together, where they overlap; one alone has a tenth at most
 
 
@@ -29,9 +30,7 @@ def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0,
     return figure, axes
 
 
-def curves(
-    ax: Any, trace: pd.DataFrame, x: str, y: pd.Series, methods: list[Method], *, log: bool = False, points: int = 200
-) -> None:
+def curves(ax: Any, trace: pd.DataFrame, x: str, y: pd.Series, methods: list[Method], *, log: bool = False) -> None:
     """Draw the mean over the seeds and one standard deviation, of logarithms on a logarithmic axis.
 
     ``x`` may differ from seed to seed (seconds): values are interpolated to common points up to where all runs are.
@@ -44,8 +43,8 @@ def curves(
         runs = [run.drop_duplicates(x, keep="last") for _, run in mine.groupby("seed")]
         at = runs[0][x].to_numpy(float)
         if any(len(run) != len(at) or not np.array_equal(run[x], at) for run in runs):
-            at = np.linspace(max(run[x].min() for run in runs), min(run[x].max() for run in runs), points)
-        values = np.stack([np.interp(at, run[x], _scaled(run["y"].to_numpy(), log)) for run in runs])
+            at = np.linspace(max(run[x].min() for run in runs), min(run[x].max() for run in runs), POINTS)
+        values = np.stack([np.interp(at, run[x], np.log10(run["y"]) if log else run["y"]) for run in runs])
         middle, spread = values.mean(0), values.std(0)
         low, high = (10**bound if log else bound for bound in (middle - spread, middle + spread))
         every = max(1, len(at) // MARKERS)
@@ -67,10 +66,6 @@ def curves(
         ax.set_yscale("log")
 
 
-def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
-    return np.log10(values) if log else values
-
-
 def legend(figure: Any, axes: np.ndarray) -> None:
     """Draw one legend for all axes, each method once, on the right."""
     entries: dict[str, Any] = {}
@@ -80,14 +75,12 @@ def legend(figure: Any, axes: np.ndarray) -> None:
     figure.legend(entries.values(), entries.keys(), loc="outside right center", frameon=False, handlelength=3.2)
 
 
-def save(figure: Any, folder: Path, name: str) -> list[str]:
-    """Write a figure as PNG and PDF, close it, and return the file names."""
+def save(figure: Any, folder: Path, name: str) -> None:
+    """Write a figure as PNG and PDF, and close it."""
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"{name}.{ending}" for ending in FORMATS]
-    for file in names:
-        with replacing(folder / file) as temporary:
+    for ending in FORMATS:
+        with replacing(folder / f"{name}.{ending}") as temporary:
             figure.savefig(temporary, dpi=150)
     plt.close(figure)
-    return names

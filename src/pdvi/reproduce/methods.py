@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,17 +62,14 @@ BASELINES = ("SVI constant", "SVI diminishing", "SGD", "RMSProp", "Adam", "CV")
 
 def applicable(names: tuple[str, ...], problem: pdvi.Problem) -> list[Method]:
     """Return those of the methods that can serve a problem, and differ on it."""
-    return [method for name in names if _serves(method := BY_NAME[name], problem)]
-
-
-def _serves(method: Method, problem: pdvi.Problem) -> bool:
-    if method.space == ("eta.*",) and len(problem.blocks) == 1:
-        return False  # the same as one step size
-    try:
-        Run(problem, method.solver)
-    except ValueError:
-        return False
-    return True
+    found = []
+    for method in (BY_NAME[name] for name in names):
+        if method.space == ("eta.*",) and len(problem.blocks) == 1:
+            continue  # the same as one step size
+        with suppress(ValueError):
+            Run(problem, method.solver)
+            found.append(method)
+    return found
 
 
 def spelled(settings: dict[str, float]) -> str:

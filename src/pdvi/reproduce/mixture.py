@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import multivariate_normal
 
 import pdvi
 from pdvi import datasets, metrics
@@ -17,7 +18,7 @@ from pdvi.mixtures import empirical_bayes
 from pdvi.reproduce import figures
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled
-from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare, counted
+from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare_all
 from pdvi.run.fit import Progress
 from pdvi.run.sampling import Fixed
 
@@ -108,18 +109,15 @@ def _by_component(data: datasets.MixtureData) -> Fixed:
 def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
     """Make what is missing in ``out``, then tables, figures and the page."""
     runs = Runs(out, {"experiment": "mixture", **asdict(sizes)})
-    all_cases = cases(sizes)
-    step = counted(say, runs.missing(list(all_cases.values()), seeds))
-    done = {key: compare(each, runs, seeds, step) for key, each in all_cases.items()}
-    say("writing tables and figures", 1.0)
-    traces = pd.concat([each.trace.assign(case=key) for key, each in done.items()], ignore_index=True)
-    traces.to_csv(out / "traces.csv", index=False)
+    done = compare_all(cases(sizes), runs, seeds, say)
     for key, name in ((sizes.paper, "biased"), (sizes.iid, "iid"), (POOR, POOR), (SORTED, SORTED)):
         write_table(_table(done[key], runs), out / "tables", name)
     swept = {bias: done[f"bias-{bias:g}"] for bias in sizes.biases}
-    sweep = _sweep(swept)
+    sweep = pd.DataFrame({f"bias {bias:g}": each.ends("wasserstein").mean() for bias, each in swept.items()})
+    sweep = sweep.reset_index(names="method")
     write_table(sweep, out / "tables", "bias")
-    write_table(_seconds(done[sizes.paper]), out / "tables", "seconds")
+    seconds = done[sizes.paper].ends("seconds").mean()
+    write_table(seconds.rename_axis("method").reset_index(name="seconds in the solver"), out / "tables", "seconds")
     shown = (sizes.paper, POOR, SORTED)
     densities = {key: [_densities(done[key], runs, 1 + i) for i in range(seeds)] for key in shown}
     made = _claims(done, sizes, sweep, densities)
@@ -178,16 +176,6 @@ def _near(done: Compared) -> pd.DataFrame:
     return done.arrivals(done.trace["wasserstein"] / least, NEAR)
 
 
-def _seconds(done: Compared) -> pd.DataFrame:
-    seconds = done.ends("seconds")
-    return pd.DataFrame({"method": seconds.columns, "seconds in the solver": seconds.mean().to_numpy()})
-
-
-def _sweep(done: dict[float, Compared]) -> pd.DataFrame:
-    columns = {f"bias {bias:g}": each.ends("wasserstein").mean() for bias, each in done.items()}
-    return pd.DataFrame(columns).reset_index(names="method")
-
-
 def _densities(done: Compared, runs: Runs, seed: int) -> Densities:
     """The density of the truth and of three methods on a grid of a plane, with its extent."""
     names = ("SVI diminishing", UNTUNED, "P2D-VI")
@@ -201,13 +189,8 @@ def _densities(done: Compared, runs: Runs, seed: int) -> Densities:
     points = np.stack(np.meshgrid(*axes), -1)
 
     def density(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        total = np.zeros((GRID, GRID))
-        for m, v in zip((mean - centre) @ plane, variance):
-            covariance = plane.T @ (v[:, None] * plane)
-            away = points - m
-            square = np.einsum("xyi,ij,xyj->xy", away, np.linalg.inv(covariance), away)
-            total += np.exp(-0.5 * square) / (2 * np.pi * np.sqrt(np.linalg.det(covariance)) * len(mean))
-        return total
+        components = zip((mean - centre) @ plane, variance)
+        return np.mean([multivariate_normal(m, plane.T @ (v[:, None] * plane)).pdf(points) for m, v in components], 0)
 
     extent = (low[0], high[0], low[1], high[1])
     found = {"truth": (density(first["true_mean"], first["true_variance"]), extent)}

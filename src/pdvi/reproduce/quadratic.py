@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import pandas as pd
 
 from pdvi import datasets
 from pdvi._base.console import Say
+from pdvi.core.problem import Problem
 from pdvi.reproduce import figures
 from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
 from pdvi.reproduce.methods import PAPER, spelled
 from pdvi.reproduce.rates import Rate, power, rate, squared_gradients
-from pdvi.reproduce.runs import Case, Compared, Runs, Task, compare, counted
+from pdvi.reproduce.runs import Case, Compared, Runs, Task, compare_all
 
 TABLE = "Table 1"
 APPENDIX = "appendix, quadratic synthetic data"
@@ -42,54 +45,41 @@ QUICK = Sizes(n=1_000, batch_size=10, epochs=24, small=40, long=48, rows=1_000, 
 
 def cases(sizes: Sizes) -> dict[str, Case]:
     """Return all cases by key. All are in double precision: a linear rate is followed down to rounding."""
-    tuning: dict[str, Any] = {"trials": sizes.trials, "tuning_epochs": sizes.tuning_epochs, "double": True}
-    rows_per_shard = max(1, sizes.rows // 50)
+
+    def case(
+        key: str, title: str, problem: Callable[[int], Problem], batch_size: int, epochs: float, *more: str
+    ) -> Case:
+        return Case(
+            key,
+            title,
+            lambda seed: Task(problem(seed)),
+            (*PAPER, *more),
+            batch_size=batch_size,
+            epochs=epochs,
+            trials=sizes.trials,
+            tuning_epochs=sizes.tuning_epochs,
+            double=True,
+        )
+
+    def quadratic(seed: int, linear: float = 0.0) -> Problem:
+        return datasets.quadratic(sizes.n, linear=linear, seed=seed)
+
+    def mixture(seed: int) -> Problem:
+        return datasets.mixture(sizes.rows, batch_size=max(1, sizes.rows // 50), seed=seed).problem(seed=seed)
+
+    large = sizes.batch_size, sizes.epochs
+    small = max(1, sizes.small // 10), sizes.long
     found = [
-        Case(
-            "paper",
-            "the paper's quadratic",
-            lambda seed: Task(datasets.quadratic(sizes.n, seed=seed)),
-            PAPER,
-            batch_size=sizes.batch_size,
-            epochs=sizes.epochs,
-            **tuning,
-        ),
-        Case(
-            "shifted",
-            "the same with linear terms",
-            lambda seed: Task(datasets.quadratic(sizes.n, linear=1.0, seed=seed)),
-            PAPER,
-            batch_size=sizes.batch_size,
-            epochs=sizes.epochs,
-            **tuning,
-        ),
-        Case(
-            "convex",
-            "convex quartic",
-            lambda seed: Task(datasets.quartic(sizes.small, seed=seed)),
-            PAPER,
-            batch_size=max(1, sizes.small // 10),
-            epochs=sizes.long,
-            **tuning,
-        ),
-        Case(
+        case("paper", "the paper's quadratic", quadratic, *large),
+        case("shifted", "the same with linear terms", partial(quadratic, linear=1.0), *large),
+        case("convex", "convex quartic", lambda seed: datasets.quartic(sizes.small, seed=seed), *small),
+        case(
             "nonconvex",
             "nonconvex tanh regression",
-            lambda seed: Task(datasets.tanh_regression(sizes.small, seed=seed)),
-            PAPER,
-            batch_size=max(1, sizes.small // 10),
-            epochs=sizes.long,
-            **tuning,
+            lambda seed: datasets.tanh_regression(sizes.small, seed=seed),
+            *small,
         ),
-        Case(
-            "mixture",
-            "small biased mixture",
-            lambda seed: Task(datasets.mixture(sizes.rows, batch_size=rows_per_shard, seed=seed).problem(seed=seed)),
-            (*PAPER, "PG-SVI", "SNGVI"),
-            batch_size=1,
-            epochs=sizes.long / 2,
-            **tuning,
-        ),
+        case("mixture", "small biased mixture", mixture, 1, sizes.long / 2, "PG-SVI", "SNGVI"),
     ]
     return {case.key: case for case in found}
 
@@ -97,12 +87,7 @@ def cases(sizes: Sizes) -> dict[str, Case]:
 def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
     """Make what is missing in ``out``, then tables, figures and the page."""
     runs = Runs(out, {"experiment": "quadratic", **asdict(sizes)})
-    all_cases = cases(sizes)
-    step = counted(say, runs.missing(list(all_cases.values()), seeds))
-    done = {key: compare(case, runs, seeds, step) for key, case in all_cases.items()}
-    say("writing tables and figures", 1.0)
-    traces = pd.concat([each.trace.assign(case=key) for key, each in done.items()], ignore_index=True)
-    traces.to_csv(out / "traces.csv", index=False)
+    done = compare_all(cases(sizes), runs, seeds, say)
     measured = {key: _measured(each, OPTIMUM.get(key)) for key, each in done.items()}
     write_table(_table(done, measured, runs), out / "tables", "rates")
     made = _claims(done, measured)

@@ -8,7 +8,7 @@ written under another name and takes its own at the end, and the trace is the la
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +148,24 @@ def compare(case: Case, runs: Runs, seeds: int, step: Callable[[str], None]) -> 
     return Compared(case, methods, pd.concat(traces, ignore_index=True))
 
 
+def compare_all(
+    cases: dict[str, Case], runs: Runs, seeds: int, say: Say, *, column: str = "case"
+) -> dict[str, Compared]:
+    """Compare methods on all cases, and write all traces into one table; ``column`` has the keys of the cases."""
+    total = runs.missing(list(cases.values()), seeds)
+    steps = iter(range(total + 1))
+
+    def step(line: str) -> None:
+        done = next(steps, total)
+        say(f"{line} ({done + 1} of {total})", done / max(total, 1))
+
+    found = {key: compare(case, runs, seeds, step) for key, case in cases.items()}
+    say("writing tables and figures", 1.0)
+    traces = pd.concat([each.trace.assign(**{column: key}) for key, each in found.items()], ignore_index=True)
+    traces.to_csv(runs.folder / "traces.csv", index=False)
+    return found
+
+
 class _Lazy:
     """The task of the seed asked for last, made when it is needed."""
 
@@ -228,14 +246,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def counted(say: Say, total: int) -> Callable[[str], None]:
-    """Return a function that says what is done next, and how far the whole is."""
-    steps: Iterator[int] = iter(range(total + 1))
-
-    def step(line: str) -> None:
-        done = next(steps, total)
-        say(f"{line} ({done + 1} of {total})", done / max(total, 1))
-
-    return step

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from sklearn.metrics import pairwise_distances_argmin
 
 import pdvi
 from pdvi import graphs, pp
@@ -19,40 +20,42 @@ from pdvi._anndata.read import read_slide
 from pdvi._base.atomic import replacing
 from pdvi.datasets import embryo
 from pdvi.mixtures import empirical_bayes, potts_mixture_problem
+from pdvi.pp.neighborhood import averages
 from pdvi.shards.partition import Layout, along_space, grid, layout, median_cuts
 
 ANNOTATION = "annotation"
 COUNTS = "count"
 COMPONENTS = 50
 GENES = 5_000  # the most variable ones (the paper)
+AVERAGED = 30  # neighbors, as in `pp.neighborhood`
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The spatial model's hyper-parameters, and how the slide is cut."""
+    """The spatial model's hyper-parameters, and how the slide is cut; by default ours."""
 
     key: str
     title: str
-    averaged: bool  # whether a spot's features are the mean over its neighbourhood
-    neighbors: int
-    mutual: bool
-    tau: float
-    flow: bool  # whether weights know the direction along which labels do not change
-    weights: float  # their factor
-    temperature: float
-    noise: float  # factor of the k-means estimate of the noise's standard deviation
-    cells: tuple[int, int] | None  # of a grid; None: balanced patches
-    halo: bool  # whether edges between patches count
-    damping: float | None  # of parallel sweeps; None: as much as is safe
+    averaged: bool = True  # whether a spot's features are the mean over its neighbourhood
+    neighbors: int = 8
+    mutual: bool = False
+    tau: float = 1.0
+    flow: bool = False  # whether weights know the direction along which labels do not change
+    weights: float = 1.0  # their factor
+    temperature: float = 1.0
+    noise: float = 1.0  # factor of the k-means estimate of the noise's standard deviation
+    cells: tuple[int, int] | None = None  # of a grid; None: balanced patches
+    halo: bool = True  # whether edges between patches count
+    damping: float | None = None  # of parallel sweeps; None: as much as is safe
 
 
+DEFAULTS = Preset("defaults", "our defaults")
 PUBLISHED = Preset(
-    key="published",
-    title="published hyper-parameters",
+    "published",
+    "published hyper-parameters",
     averaged=False,
     neighbors=25,
     mutual=True,
-    tau=1.0,
     flow=True,
     weights=0.005,
     temperature=1e-4,
@@ -60,21 +63,6 @@ PUBLISHED = Preset(
     cells=(5, 5),
     halo=False,
     damping=0.0,
-)
-DEFAULTS = Preset(
-    key="defaults",
-    title="our defaults",
-    averaged=True,
-    neighbors=8,
-    mutual=False,
-    tau=1.0,
-    flow=False,
-    weights=1.0,
-    temperature=1.0,
-    noise=1.0,
-    cells=None,
-    halo=True,
-    damping=None,
 )
 
 
@@ -147,11 +135,15 @@ class Cut(NamedTuple):
 
 def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
     """Cut a slide into shards, with hyper-parameters of one k-means, so that all starts have the same objective."""
-    X = _averaged(slide) if preset.averaged else slide.X
+    X = slide.X
+    if preset.averaged:
+        X = averages(X, slide.coordinates, np.zeros(len(X), int), [AVERAGED])[AVERAGED]
     settings = empirical_bayes(X, slide.n_domains, seed=0)
     neighbors = min(preset.neighbors, len(X) - 1)
     edges = graphs.nearest(slide.coordinates, neighbors, mutual=preset.mutual)
-    flow = graphs.flow_direction(slide.coordinates, _closest(X, settings.means)) if preset.flow else None
+    flow = (
+        graphs.flow_direction(slide.coordinates, pairwise_distances_argmin(X, settings.means)) if preset.flow else None
+    )
     weighted = graphs.weights(edges, X - X.mean(0), slide.coordinates, flow, tau=preset.tau)
     patches = grid(slide.coordinates, *preset.cells) if preset.cells else median_cuts(slide.coordinates, n_patches)
     where = layout(patches, along_space(slide.coordinates))
@@ -172,15 +164,3 @@ def started(cut: Cut, n_domains: int, seed: int) -> pdvi.Problem:
     """Return the problem with the start that the k-means of a seed suggests."""
     means = empirical_bayes(cut.features, n_domains, seed=seed).means
     return eqx.tree_at(lambda p: p.model.start, cut.problem, jnp.asarray(means, cut.problem.model.start.dtype))
-
-
-def _averaged(slide: Slide) -> np.ndarray:
-    from anndata import AnnData
-
-    adata = AnnData(obsm={keys.COMPONENTS: slide.X, keys.SPATIAL: slide.coordinates})
-    pp.neighborhood(adata, n_components=slide.X.shape[1])
-    return adata.obsm[keys.NEIGHBORHOOD]
-
-
-def _closest(X: np.ndarray, means: np.ndarray) -> np.ndarray:
-    return ((means**2).sum(1) - 2 * X @ means.T).argmin(1)

@@ -18,7 +18,7 @@ from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.samples import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
-from pdvi.pp.projected import projected
+from pdvi.pp.spatial_components import projected
 from pdvi.spatial.consensus import certainty_of, votes
 from pdvi.spatial.transfer import label_by_mixture
 from pdvi.tl.results import write_labels

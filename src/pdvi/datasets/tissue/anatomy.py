@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +96,7 @@ def _attempt(n_domains: int, rng: np.random.Generator) -> tuple[Organ, np.ndarra
     n_layers, n_nuclei = n_domains // 3, n_domains // 6
     n_sites = n_domains - n_layers - n_nuclei
     order = np.arange(2, 7)
-    names = [f"{kind} {i + 1}" for kind, n in _kinds(n_layers, n_sites, n_nuclei) for i in range(n)]
+    kinds = {"layer": n_layers, "region": n_sites, "nucleus": n_nuclei}
     blank = Organ(
         outline=(rng.standard_normal((len(order), 2)) * 0.22 / order[:, None]).astype(np.float32),
         top=rng.uniform(0, 2 * np.pi),
@@ -107,7 +106,7 @@ def _attempt(n_domains: int, rng: np.random.Generator) -> tuple[Organ, np.ndarra
         pull=rng.uniform(0.8, 1.2, n_sites).astype(np.float32),
         bend=Waves.draw(rng, scale=0.25, size=0.06, dim=2),
         nucleus=np.zeros(n_sites, np.float32),
-        names=names,
+        names=[f"{kind} {i + 1}" for kind, n in kinds.items() for i in range(n)],
     )
     probe = rng.uniform(-2, 2, (4 * PROBE, 2)).astype(np.float32)
     probe = probe[blank.reach(probe) < 1]
@@ -124,10 +123,6 @@ def _attempt(n_domains: int, rng: np.random.Generator) -> tuple[Organ, np.ndarra
     for site in np.argsort(-np.bincount(nearest, minlength=n_sites))[:n_nuclei]:
         nucleus[site] = np.quantile(distances[nearest == site, site], 0.4)
     return organ._replace(nucleus=nucleus), probe
-
-
-def _kinds(n_layers: int, n_sites: int, n_nuclei: int) -> Iterable[tuple[str, int]]:
-    return ("layer", n_layers), ("region", n_sites), ("nucleus", n_nuclei)
 
 
 def _spread_sites(points: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from pdvi.datasets.tissue.anatomy import Organ
-from pdvi.datasets.tissue.slides import Slides
-from pdvi.datasets.tissue.threads import threads
+from pdvi.datasets.tissue.slides import Slides, threads
 
 COMMON_TYPES = 3  # cell types that belong to no domain: vessels, immune cells, ...
 LIGANDS = 3
@@ -38,27 +38,18 @@ class Block(NamedTuple):
     rng: np.random.Generator
 
 
-class Fill(Protocol):
-    """Takes blocks of spots, ``rows`` at a time."""
-
-    rows: int
-
-    def __call__(self, block: Block) -> None:
-        """Draw the expression of one block; called from several threads."""
-        ...
-
-
 def draw_cells(
     slides: Slides,
     organ: Organ,
     mixtures: np.ndarray,
     cells_per_spot: int,
-    fill: Fill,
+    fill: Callable[[Block], None],
+    n_rows: int,
     seed: int,
 ) -> np.ndarray:
-    """Give ``fill`` every block, in parallel, and return each spot's most frequent cell type."""
+    """Give ``fill`` every block of ``n_rows`` spots, from several threads; return each spot's most frequent type."""
     n = len(slides.domain)
-    begins = np.arange(0, n, fill.rows)
+    begins = np.arange(0, n, n_rows)
     general, *seeds = np.random.SeedSequence(int(seed)).spawn(1 + len(begins))  # the threads cannot change a draw
     rng = np.random.default_rng(general)
     sources = organ.sites[rng.integers(len(organ.sites), size=LIGANDS)] + rng.normal(0, 0.3, (LIGANDS, 2))
@@ -68,7 +59,7 @@ def draw_cells(
     kind = np.empty(n, np.int16)
 
     def work(begin: int, seed: np.random.SeedSequence) -> None:
-        rows = slice(begin, begin + fill.rows)
+        rows = slice(begin, begin + n_rows)
         rng = np.random.default_rng(seed)
         domain, place = slides.domain[rows], slides.place[rows]
         drawn = rng.random((len(domain), cells_per_spot), np.float32)

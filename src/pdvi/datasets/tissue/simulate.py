@@ -13,8 +13,7 @@ from pdvi._anndata.lazy import SlideFile
 from pdvi._base import checks
 from pdvi.datasets.tissue.anatomy import draw_organ
 from pdvi.datasets.tissue.cells import draw_cells, draw_mixtures
-from pdvi.datasets.tissue.counts import Counts, draw_profiles
-from pdvi.datasets.tissue.features import Features
+from pdvi.datasets.tissue.counts import Counts, Features, draw_profiles
 from pdvi.datasets.tissue.slides import draw_slides
 
 if TYPE_CHECKING:
@@ -93,7 +92,8 @@ def tissue(
     anatomy_seed, cells_seed, expression_seed, *sample_seeds = np.random.SeedSequence(seed).spawn(3 + n_samples)
     organ = draw_organ(n_domains, np.random.default_rng(anatomy_seed))
     mixtures = draw_mixtures(n_domains, mixing, np.random.default_rng(cells_seed))
-    slides = draw_slides(organ, _shares(n_spots, n_samples), cells_per_spot, sample_seeds)
+    sizes_of_samples = np.diff(np.arange(n_samples + 1) * n_spots // n_samples).tolist()
+    slides = draw_slides(organ, sizes_of_samples, cells_per_spot, sample_seeds)
     rng = np.random.default_rng(expression_seed)
     fill: Counts | Features
     sink: SlideFile | None = None
@@ -103,7 +103,7 @@ def tissue(
         fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout, sink)
     else:
         fill = Features(n_spots, features, mixtures, n_samples, rng)
-    kind = draw_cells(slides, organ, mixtures, cells_per_spot, fill, int(rng.integers(2**63)))
+    kind = draw_cells(slides, organ, mixtures, cells_per_spot, fill, fill.rows, int(rng.integers(2**63)))
 
     from anndata import AnnData
 
@@ -135,7 +135,3 @@ def embryo(
 
 def _categorical(codes: Any, names: Any) -> Any:
     return pd.Categorical.from_codes(codes, names)
-
-
-def _shares(n: int, parts: int) -> list[int]:
-    return np.diff(np.arange(parts + 1) * n // parts).tolist()

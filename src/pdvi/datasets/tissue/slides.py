@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from pdvi.datasets.tissue.anatomy import PROBE, Organ, Waves
-from pdvi.datasets.tissue.threads import threads
 
 CELL = 10.0  # micrometres: one cell in each square of this side
 POINTS = 100_000  # of a block of coordinates
+
+
+def threads() -> ThreadPoolExecutor:
+    """Return a pool for work that releases the lock, as numpy does."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
 
 class Slides(NamedTuple):
