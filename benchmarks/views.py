@@ -1,6 +1,6 @@
 """Every view of labeled slides by every method: where P2D-VI, coordinate ascent, memoized VB and SVI end.
 
-    python benchmarks/views.py FOLDER [--seeds 1] [--slides NAME ...]
+    python benchmarks/views.py FOLDER [--seeds 1] [--slides NAME ...] [--tol 1e-4] [--max-epochs 100]
 
 FOLDER has AnnData files with counts in X, coordinates in obsm["spatial"] and hand-drawn domains in
 obs["ground_truth"]; files without that column are skipped. Every view of `tl.domains` is fitted once from its k-means
@@ -10,7 +10,7 @@ often P2D-VI ends better than another method, within 1e-3 nats per row of it, or
 
 CAVI updates all rows at once, so that patches make no difference to it; it is run on one patch, too, to show that. SVI
 has Robbins-Monro steps (t + tau)^-0.7, in the range that Hoffman et al. (2013) recommend, with a delay tau of one
-epoch.
+epoch. A smaller ``tol`` tells fits that stopped on a plateau from fits that ended elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 import pdvi
 from pdvi._anndata.checks import coordinates_of
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi.mixtures import CONFIG, Config
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit
 from pdvi.mixtures.sharded_graph import ShardedGraph
@@ -92,9 +93,11 @@ def tissue_of(adata: ad.AnnData) -> Tissue:
     )
 
 
-def endings(name: str, tissue: Tissue, truth: np.ndarray, known: np.ndarray, seed: int) -> list[Ending]:
+def endings(
+    name: str, tissue: Tissue, truth: np.ndarray, known: np.ndarray, seed: int, config: Config = CONFIG
+) -> list[Ending]:
     """Fit every view by every method; ``truth`` are the labels of the ``known`` rows."""
-    settings = ViewSettings(len(np.unique(truth)), options=FitOptions(seed=seed))
+    settings = ViewSettings(len(np.unique(truth)), options=FitOptions(seed=seed, config=config))
     graph, one = (shard_tissue(tissue, dataclasses.replace(settings, n_patches=n)) for n in (None, 1))
     types, found = types_of(tissue, settings), []
     for number, view in enumerate(VIEWS):
@@ -131,7 +134,12 @@ def objective(X: np.ndarray, graph: ShardedGraph, fitted: MixtureFit) -> float:
         model, shards = jax.tree.map(_double, (problem.model, problem.shards))
         exact = eqx.tree_at(lambda p: (p.model, p.shards), problem, (model, shards))
         lam, local = jax.tree.map(_double, (exact.ravel(fitted.result.global_params), fitted.result.local_params))
-        return float(jnp.sum(exact.evaluate(lam, local)[0]))
+        return float(_total(exact, lam, local))
+
+
+@eqx.filter_jit
+def _total(problem: pdvi.Problem, lam: Any, local: Any) -> Any:
+    return problem.map_shards(lambda phi, shard: problem.loss(phi, lam, shard), local).sum()
 
 
 def _double(leaf: Any) -> Any:
@@ -139,7 +147,7 @@ def _double(leaf: Any) -> Any:
 
 
 def heading() -> None:
-    print(f"{'slide, view, seed':52}" + "".join(f"{method:>26}" for method in solvers(1)))
+    print(f"{'slide, view, seed':52}" + "".join(f"{method:>26}" for method in solvers(1)), flush=True)
 
 
 def lines(found: list[Ending]) -> None:
@@ -185,7 +193,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--slides", nargs="*", help="names of files without .h5ad; by default all")
+    parser.add_argument("--tol", type=float, default=CONFIG.tol)
+    parser.add_argument("--max-epochs", type=int, default=CONFIG.max_epochs)
     arguments = parser.parse_args()
+    config = dataclasses.replace(CONFIG, tol=arguments.tol, max_epochs=arguments.max_epochs)
     paths = [path for path in labeled_slides(arguments.folder) if not arguments.slides or path.stem in arguments.slides]
     if not paths:
         parser.error(f'{arguments.folder} has no such .h5ad file with obs["ground_truth"]')
@@ -197,7 +208,7 @@ def main() -> None:
         truth = adata.obs["ground_truth"][known].astype(str).to_numpy()
         tissue = tissue_of(adata)
         for seed in range(arguments.seeds):
-            found += (own := endings(path.stem, tissue, truth, known, seed))
+            found += (own := endings(path.stem, tissue, truth, known, seed, config))
             lines(own)
     tell(summary(found))
 
