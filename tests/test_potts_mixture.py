@@ -16,6 +16,7 @@ from pdvi.mixtures.init import kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.shards.buckets import AT_ONCE, bucket, columns_at_once, degree_bucket
 from pdvi.shards.partition import along_space, consecutive, grid, layout, median_cuts
+from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
 TISSUE = pdvi.datasets.tissue_features(1_600, n_features=6, n_domains=5, noise=1.0, patchiness=8, seed=1)
 X, XY = TISSUE.X.astype(float), TISSUE.coordinates
@@ -90,6 +91,16 @@ def test_the_answer_is_a_stationary_point_of_the_reference(x64, solver):
     slope = phi.sum(0)[:, None] * mean - phi.T @ X
     slope = slope / SETTINGS.noise_variance + (mean - SETTINGS.prior_mean) / SETTINGS.prior_variance
     np.testing.assert_allclose(slope, 0, atol=1e-5)
+
+
+def test_several_sweeps_a_visit_read_the_same_halo():
+    """The rows of other patches stay as they are within a visit, and more sweeps end at the same labels."""
+    problem, where = potts(4)
+    labels = []
+    for n_sweeps in (1, 3):
+        solver = pdvi.P2DVI(oracle=CoordinateDescent(sweeps=n_sweeps))
+        labels.append(where.unshard(pdvi.fit(problem, solver).local_params).argmax(1))
+    assert metrics.ari(*labels) > 0.95
 
 
 def sweeps(problem, where, count=40):

@@ -246,6 +246,15 @@ def with_halo(own: PyTree, halo: PyTree) -> PyTree:
     return own if halo is None else jax.tree.map(lambda mine, theirs: jnp.concatenate([mine, theirs]), own, halo)
 
 
+def with_halo_of(local: PyTree, own: PyTree) -> PyTree:
+    """Return ``own`` with the halo rows of ``local``, if it has some, appended."""
+
+    def append(mine: Array, all_: Array) -> Array:
+        return mine if mine.shape == all_.shape else jnp.concatenate([mine, all_[mine.shape[0] :]])
+
+    return jax.tree.map(append, own, local)
+
+
 def without_halo(local: PyTree, like: PyTree) -> PyTree:
     """Return the shard's own rows, as many as ``like`` has."""
     return jax.tree.map(lambda leaf, own: leaf if leaf.shape == own.shape else leaf[: own.shape[0]], local, like)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, with_halo_of
 from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.local_variables import (
     as_it_is,
@@ -17,7 +17,6 @@ from pdvi.solvers.local_variables import (
     like,
     optimise,
     require_gradients,
-    with_halo_of,
 )
 from pdvi.solvers.rates import check_rates, per_coordinate
 

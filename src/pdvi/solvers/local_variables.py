@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Constrained, Coupled, offers, require
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, with_halo_of
 from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.primal_dual.oracles import CoordinateDescent
 
@@ -23,15 +23,6 @@ SETTLED = 1e-3  # largest change in a sweep, relative to the largest entry
 COUPLED = 20  # sweeps over locals that read each other, where they are optimised at every visit (the paper's number)
 PASSES = 3  # over touching shards, whose rows next to each other settle together
 FEW = 3  # sweeps: to look after each whether it was the last costs more than it saves
-
-
-def with_halo_of(local: PyTree, own: PyTree) -> PyTree:
-    """Return ``own`` with the halo rows of ``local``, if it has some, appended."""
-
-    def append(mine: Array, all_: Array) -> Array:
-        return mine if mine.shape == all_.shape else jnp.concatenate([mine, all_[mine.shape[0] :]])
-
-    return jax.tree.map(append, own, local)
 
 
 def own_rows(problem: Problem, local: PyTree) -> PyTree:

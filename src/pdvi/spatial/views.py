@@ -110,25 +110,47 @@ def fit_view(
 
     A component that has lost its rows is put where the fit is poorest, if that helps.
     """
-    n_domains, options = settings.n_domains, settings.options
-    size = tissue.components.shape[1] if view == FEATURES else settings.n_features(tissue.components.shape[1])
-    if view.kind == "types":
-        X = tissue.components[:, :size]
-        types = types_of(tissue, settings) if types is None else types
-        if start is None:
-            near = {"n_neighbors": view.n_neighbors, "seed": options.seed, "runs": _runs(len(X), settings)}
-            start = domains_of_types(types, tissue.coordinates, n_domains, **near)
-        # each domain's weight is fixed: learned, and with weak evidence, they lead to one domain for all rows
-        return fit_hierarchical(X, graph, start, types, dataclasses.replace(options, learn_weight=False))
-    X = tissue.averages[view.n_neighbors][:, :size]
-    starts = [start] if start is not None else _starts(center(X, graph.sample).X, settings)
+    X, types = rows_of(tissue, view, settings, types)
+    starts = [start] if start is not None else starts_of(tissue, view, settings, X, types)
 
     def refit(probabilities: np.ndarray) -> MixtureFit:
-        return fit_mixture(X, graph, probabilities, options)
+        return fit_rows(X, graph, probabilities, types, settings.options)
 
     fitted = min(map(refit, starts), key=lambda one: one.objective)
+    if types is not None:
+        return fitted
     rows = (X - (fitted.offset if graph.sample is None else fitted.offset[graph.sample])) @ fitted.whitening.T
-    return split_and_merge(fitted, rows, refit, graph=tissue.graph, max_moves=n_domains)
+    return split_and_merge(fitted, rows, refit, graph=tissue.graph, max_moves=settings.n_domains)
+
+
+def rows_of(
+    tissue: Tissue, view: View, settings: ViewSettings, types: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows that a view fits, and in a view of types the probabilities of these (``types`` if given)."""
+    size = tissue.components.shape[1] if view == FEATURES else settings.n_features(tissue.components.shape[1])
+    if view.kind == "types":
+        return tissue.components[:, :size], types_of(tissue, settings) if types is None else types
+    return tissue.averages[view.n_neighbors][:, :size], None
+
+
+def fit_rows(
+    X: np.ndarray, graph: ShardedGraph, start: np.ndarray, types: np.ndarray | None, options: FitOptions
+) -> MixtureFit:
+    """Return one fit of a view's rows, from probabilities of the domains."""
+    if types is None:
+        return fit_mixture(X, graph, start, options)
+    # each domain's weight is fixed: learned, and with weak evidence, they lead to one domain for all rows
+    return fit_hierarchical(X, graph, start, types, dataclasses.replace(options, learn_weight=False))
+
+
+def starts_of(
+    tissue: Tissue, view: View, settings: ViewSettings, X: np.ndarray, types: np.ndarray | None
+) -> list[np.ndarray]:
+    """Return the probabilities of domains that a view is fitted from, by k-means."""
+    if types is None:
+        return _starts(center(X, tissue.sample).X, settings)
+    near = {"n_neighbors": view.n_neighbors, "seed": settings.options.seed, "runs": _runs(len(X), settings)}
+    return [domains_of_types(types, tissue.coordinates, settings.n_domains, **near)]
 
 
 def _starts(X: np.ndarray, settings: ViewSettings) -> list[np.ndarray]:

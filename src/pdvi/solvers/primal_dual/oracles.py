@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from pdvi._base.checks import whole
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Exact, GlobalStep, LocalStep, offers, require
-from pdvi.core.problem import Problem
+from pdvi.core.problem import Problem, with_halo_of
 from pdvi.solvers.primal_dual.arrow import FLOOR, arrow, as_rows
 from pdvi.solvers.primal_dual.metric import (
     applied,
@@ -252,8 +252,8 @@ class CoordinateDescent(eqx.Module):
 
         def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             count, local, lam, _ = carry
-            local, new = sweep(local, lam)
-            return count + 1, local, new, jnp.abs(new - lam).max()
+            own, new = sweep(local, lam)
+            return count + 1, with_halo_of(local, own), new, jnp.abs(new - lam).max()
 
         carry = (0, local, lam0, jnp.asarray(jnp.inf, lam0.dtype))
         return jax.lax.while_loop(unfinished, again, carry)[1:3]
