@@ -15,7 +15,7 @@ import numpy as np
 from pdvi._base.device import on_device
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.init import MIN_VARIANCE, center, means_of, whitening_of
+from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, center, means_of, whitening_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.hierarchical_potts import HierarchicalPottsModel
 from pdvi.models.mixture import ABSENT, MixtureModel, PottsMixtureModel
@@ -145,7 +145,9 @@ def mixture_model(
     means[n_components:] = 0
     whitening = whitening_of(X, labels, means) if covariance in MATRICES else np.eye(d)
     means = means @ whitening.T
-    within, shared, between = _variances(X @ whitening.T, means, np.asarray(start, float), n_components)
+    every = slice(None, None, max(1, len(X) // KMEANS_ROWS))
+    some = X[every] @ whitening.T, means, np.asarray(start[every], float)
+    within, shared, between = _variances(*some, n_components)
     if covariance in MATRICES:
         between = np.full(d, max(float(between.mean()), MIN_VARIANCE))
     log_weight = np.full(len(means), ABSENT)
@@ -189,8 +191,6 @@ def _variances(X: np.ndarray, means: np.ndarray, start: np.ndarray, n_components
 
     A component has one more row with the variance within all of them.
     """
-    every = max(1, len(X) // 20_000)
-    X, start = X[::every], start[::every]
     total, mass = X.var(0), start.sum(0)[:, None]
     least = MIN_VARIANCE * (float(total.mean()) or 1.0)
     within = start.T @ X**2 - 2 * means * (start.T @ X) + mass * means**2

@@ -85,6 +85,12 @@ class ViewSettings:
         """Return the numbers."""
         return self.options.config
 
+    @property
+    def of_groups(self) -> ViewSettings:
+        """Return the same for groups of spots: the tolerance is per spot."""
+        config = dataclasses.replace(self.config, tol=self.config.tol * self.config.group_size)
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, config=config))
+
     def n_features(self, available: int) -> int:
         """Return how many components a view uses: the means of K domains span K - 1 directions."""
         return min(available, max(self.config.n_components, self.n_domains - 1))
@@ -229,7 +235,7 @@ def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings
         return Domains(alone._replace(medoid=agreed.medoid), fits, labelings, views, fits[agreed.medoid])
     tell("groups of spots")
     groups, group = group_tissue(tissue, size)
-    found = find_domains(groups, views, settings)
+    found = find_domains(groups, views, settings.of_groups)
     tell("all spots, from what the views agree on")
     start = found.consensus.probability[group]
     last = _fit_all_rows(tissue, views[0], settings, start)
