@@ -542,7 +542,6 @@ class Collapsed(NamedTuple):
     entropy: Array  # sum_ik phi_ik log phi_ik, times the temperature; of a row of weight w that of one row, w times
 
 
-@registered
 class CollapsedMixtureModel(MixtureModel):
     """The mixture without a graph whose local variables are statistics of the responsibilities, not these themselves.
 
