@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 if TYPE_CHECKING:
     from pdvi.mixtures.fit_mixture import MixtureFit
 
-BLOCK = 2**17  # numbers that are worked on at once
+BLOCK = 2**19  # numbers that are worked on at once
 
 
 class Density:

@@ -112,8 +112,10 @@ class ShardedGraph:
         They are made block by block: no second copy of the data is alive.
         """
         x = np.empty((*self.layout.rows.shape, X.shape[1]), np.dtype(jnp.result_type(float)))
+        by_feature = np.count_nonzero(whitening) == len(whitening)
         for block, rows in zip(x, self.layout.rows):
-            block[:] = (X[np.maximum(rows, 0)] - offset) @ whitening.T
+            centered = X[np.maximum(rows, 0)] - offset
+            block[:] = centered * np.diag(whitening) if by_feature else centered @ whitening.T
         arrays = {name: np.asarray(values) for name, values in self._with_rows(model, x).items()}
         shards = {name: values.reshape(-1, self._blocks, *values.shape[1:]) for name, values in arrays.items()}
         shards |= {name: shards[name].sum(1) for name in ("fraction", "square") if name in shards}
