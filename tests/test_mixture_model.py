@@ -12,9 +12,10 @@ from scipy.special import logsumexp
 import pdvi
 from pdvi.core.problem import Problem
 from pdvi.models.closed_forms import log_det, positive_root
-from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS, MixtureModel, PottsMixtureModel
+from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS, CollapsedMixtureModel, MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import consecutive, layout
+from pdvi.shards.stacking import take
 
 K, D, N, S = 3, 2, 60, 2
 SHAPES = {"diagonal": (D,), "tied": (D, D), "diag": (K, D), "spherical": (K,), "full": (K, D, D)}
@@ -420,3 +421,25 @@ def test_log_det_has_the_inverse_as_its_derivative():
     np.testing.assert_allclose(value, np.linalg.slogdet(matrices)[1], rtol=1e-12)
     np.testing.assert_allclose(gradient, np.linalg.inv(matrices), rtol=1e-8)
     assert np.isnan(log_det(jnp.diag(jnp.asarray([1.0, -1.0]))))
+
+
+@pytest.mark.parametrize("rows_weighted", [False, True])
+@pytest.mark.parametrize("covariance", SHAPES)
+def test_statistics_stand_for_responsibilities(covariance, rows_weighted):
+    problem, _ = case(covariance, rows_weighted=rows_weighted).problem(2)
+    model, globals_ = problem.model, globals_near(problem.model)
+    shard = take(problem.shards, 1)
+    phi = model.local_step(None, globals_, shard)
+    blocks = {**shard, "x": shard["x"].reshape(3, 10, D), "mask": shard["mask"].reshape(3, 10)}
+    collapsed = CollapsedMixtureModel(**vars(model))
+    nothing = collapsed.init_local(jax.random.key(0), blocks)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(nothing))
+    found = collapsed.local_step(nothing, globals_, blocks)
+    jax.tree.map(
+        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10),
+        collapsed.statistics(found, blocks),
+        model.statistics(phi, shard),
+    )
+    for at in (globals_, globals_near(model, seed=7)):
+        expected = model.loss(phi, at, shard)
+        np.testing.assert_allclose(collapsed.loss(found, at, blocks), expected, rtol=1e-10)

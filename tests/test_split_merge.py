@@ -9,7 +9,8 @@ from sklearn.cluster import KMeans
 
 import pdvi
 from pdvi.mixtures import split_merge
-from pdvi.mixtures.fit_mixture import FitOptions, component_means, fit_mixture
+from pdvi.mixtures.density import component_means
+from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
 from pdvi.mixtures.init import one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import propose_move, split_and_merge

@@ -161,9 +161,14 @@ def check_random(value: Any) -> None:
     raise ValueError(msg)
 
 
-def in_order(X: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return rows by size, so that nothing depends on the order in which they come; three columns decide."""
+def in_order(X: np.ndarray) -> np.ndarray:
+    """Return the rows' numbers by size, so that nothing depends on the order in which they come; three columns decide.
+
+    Only rows that have their first number in common are compared in the others.
+    """
     order = np.argsort(X[:, 0])
-    if (np.diff(X[order, 0]) == 0).any():
-        order = np.lexsort(X.T[2::-1])
-    return X[order], None if weight is None else weight[order]
+    same = np.diff(X[order, 0]) == 0
+    tied = np.append(same, False) | np.insert(same, 0, False)
+    among = order[tied]
+    order[tied] = among[np.lexsort(X[among].T[2::-1])]
+    return order

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.special import logsumexp
 
-from pdvi.mixtures.fit_mixture import MixtureFit, component_means
+if TYPE_CHECKING:
+    from pdvi.mixtures.fit_mixture import MixtureFit
 
-BLOCK = 2**22  # numbers that are gathered at once
+BLOCK = 2**19  # numbers that are worked on at once
 
 
 class Density:
@@ -49,14 +53,27 @@ class Density:
 
     def logits(self, X: np.ndarray) -> np.ndarray:
         """Return E_q log p(x, z = k), whose softmax over k are the responsibilities."""
+        return np.concatenate(list(self._logits(X)))
+
+    def labels(self, X: np.ndarray) -> np.ndarray:
+        """Return the most probable component of every row."""
+        return np.concatenate([block.argmax(1) for block in self._logits(X)])
+
+    def _logits(self, X: np.ndarray) -> Iterator[np.ndarray]:
         precisions = np.linalg.inv(self.covariances)
-        spread = np.einsum("kdd,kd->k", precisions, self.mean_variances)
-        return self.log_weights - 0.5 * spread + _log_normal(X, self.means, self.covariances)
+        own = self.log_weights - 0.5 * np.einsum("kdd,kd->k", precisions, self.mean_variances)
+        return (own + block for block in _log_normal(X, self.means, self.covariances))
+
+    def probabilities(self, X: np.ndarray) -> np.ndarray:
+        """Return the responsibilities of the components for rows."""
+        logits = self.logits(X)
+        return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
 
     def log_density(self, X: np.ndarray) -> np.ndarray:
         """Return the log density of rows under the posterior predictive mixture."""
         wider = self.covariances + self.mean_variances[:, :, None] * np.eye(self.means.shape[1])
-        return logsumexp(self.log_weights + _log_normal(X, self.means, wider), axis=1)
+        blocks = _log_normal(X, self.means, wider)
+        return np.concatenate([logsumexp(self.log_weights + block, axis=1) for block in blocks])
 
     def shaped(self, matrices: np.ndarray, covariance: str) -> np.ndarray:
         """Return covariances or precisions, (K, d, d), in the shape that scikit-learn gives them."""
@@ -77,37 +94,46 @@ class Density:
         return (vectors / values[..., None, :]) @ np.swapaxes(vectors, -1, -2) / both
 
 
-def _log_normal(X: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
-    """Return the log density of every row under every component.
+def component_means(fitted: MixtureFit) -> np.ndarray:
+    """Return the means of components as the model sees rows, (K, d); a full covariance has them in its frames."""
+    mean = np.asarray(fitted.result.global_params["mean"], float)
+    if fitted.model.covariance != "full":
+        return mean
+    back = np.linalg.inv(np.asarray(fitted.model.frame, float))
+    return np.einsum("kde,ke->kd", back, mean) + np.asarray(fitted.model.frame_mean, float)
+
+
+def _log_normal(X: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the log density of rows under every component, in double precision, block by block.
 
     Where components share a covariance, or have diagonal ones, that is a product of matrices.
     """
-    found = np.empty((len(X), len(means)))
     center = means.mean(0)
+    centers = means - center
     rows = max(1, BLOCK // X.shape[1])
-    blocks = [slice(begin, begin + rows) for begin in range(0, len(X), rows)]
+    blocks = (X[begin : begin + rows] - center for begin in range(0, len(X), rows))
     diagonals = np.diagonal(covariances, axis1=1, axis2=2)
     if np.count_nonzero(covariances) == np.count_nonzero(diagonals):
-        centers, precision = means - center, 1 / diagonals
+        precision = 1 / diagonals
         log_det = np.log(2 * np.pi * diagonals).sum(1)
-        for block in blocks:
-            x = X[block] - center
-            squares = x**2 @ precision.T - 2 * x @ (centers * precision).T + (centers**2 * precision).sum(1)
-            found[block] = -0.5 * (np.maximum(squares, 0) + log_det)
-        return found
+        linear, constant = (-2 * centers * precision).T, (centers**2 * precision).sum(1)
+        for x in blocks:
+            squares = x**2 @ precision.T + x @ linear + constant
+            yield -0.5 * (np.maximum(squares, 0) + log_det)
+        return
     shared = bool((covariances == covariances[0]).all())
     whitening, constants = zip(*(_whitening(covariance) for covariance in covariances[: 1 if shared else None]))
-    for block in blocks:
-        x = X[block] - center
+    for x in blocks:
         if shared:
-            x, centers = x @ whitening[0].T, (means - center) @ whitening[0].T
-            squares = (x**2).sum(1)[:, None] - 2 * x @ centers.T + (centers**2).sum(1)
-            found[block] = -0.5 * np.maximum(squares, 0) - constants[0]
+            x, own = x @ whitening[0].T, centers @ whitening[0].T
+            squares = (x**2).sum(1)[:, None] - 2 * x @ own.T + (own**2).sum(1)
+            yield -0.5 * np.maximum(squares, 0) - constants[0]
             continue
-        for k, mean in enumerate(means):
-            residual = (x - (mean - center)) @ whitening[k].T
-            found[block, k] = -0.5 * np.einsum("nd,nd->n", residual, residual) - constants[k]
-    return found
+        found = np.empty((len(x), len(means)))
+        for k, own in enumerate(centers):
+            residual = (x - own) @ whitening[k].T
+            found[:, k] = -0.5 * np.einsum("nd,nd->n", residual, residual) - constants[k]
+        yield found
 
 
 def _whitening(covariance: np.ndarray) -> tuple[np.ndarray, float]:

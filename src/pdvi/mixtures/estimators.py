@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, ClusterMixin, DensityMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -18,8 +18,8 @@ from pdvi._base.checks import at_least, instance, one_of, whole
 from pdvi.mixtures.checks import check_coupling, check_means, check_random, check_shares, in_order, weighted_rows
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, nearest_component
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_mixture
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
+from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, collapses, fit_mixture, fit_rows
+from pdvi.mixtures.init import KMEANS_ROWS, center, kmeans_labels, one_hot
 from pdvi.mixtures.likelihood import Likelihood
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
@@ -29,6 +29,7 @@ COVARIANCE_TYPES = ("full", "tied", "diag", "spherical")  # scikit-learn's
 SHARED = ("diagonal", "tied")
 MAX_STARTS = 10_000  # each is a whole fit
 N_SHARDS, ROWS_PER_SHARD = 16, 500  # of rows without a graph
+BLOCK_ROWS = 2048  # that are worked on at once: what is made of them stays in the cache
 
 
 class Mixture(BaseEstimator):
@@ -175,23 +176,26 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, given, dtype=np.float64, ensure_non_negative=True)
             rows, weight = weighted_rows(given, weight)
-        rows, weight = in_order(rows, weight)
         kind = self.covariance_type or self.covariance
         options = self._options(len(rows), covariance=kind)
         seeds = check_random_state(self.random_state).randint(2**31, size=self.n_init)
         options = dataclasses.replace(options, seed=int(seeds[0]), added_variance=float(self.reg_covar))
-        n_shards = max(1, min(N_SHARDS, len(rows) // ROWS_PER_SHARD))
-        graph = ShardedGraph(len(rows), n_shards=n_shards, weight=weight, seed=int(seeds[0]))
-        known = self._known_start(rows)
-        starts = [known] if known is not None else [self._kmeans_start(rows, int(seed)) for seed in seeds]
-        fits = [fit_mixture(rows, graph, start, options) for start in starts]
-        best = min(fits, key=lambda fitted: fitted.objective)
+        order, n_shards = in_order(rows), max(1, min(N_SHARDS, len(rows) // ROWS_PER_SHARD))
+        dealt: dict[str, Any] = {"n_shards": n_shards, "seed": int(seeds[0])}
+        if collapses(options.solver):
+            sampled, blocks = order[:: -(-len(rows) // KMEANS_ROWS)], -(-len(rows) // (n_shards * BLOCK_ROWS))
+            graph = ShardedGraph(len(rows), weight=weight, order=order, blocks=blocks, **dealt)
+            refit = partial(fit_rows, rows, graph, sampled, options=options)
+        else:
+            rows, weight, sampled = rows[order], None if weight is None else weight[order], np.arange(len(rows))
+            graph = ShardedGraph(len(rows), weight=weight, **dealt)
+            refit = partial(fit_mixture, rows, graph, options=options)
+        some = rows[sampled]
+        known = self._known_start(some)
+        starts = [known] if known is not None else [self._kmeans_start(some, int(seed)) for seed in seeds]
+        best = min(map(refit, starts), key=lambda fitted: fitted.objective)
         if best.result.converged and (self.reseed or (self.exchange and known is None)):
-            seen = (rows - best.offset) @ best.whitening.T
-
-            def refit(start: np.ndarray) -> MixtureFit:
-                return fit_mixture(rows, graph, start, options)
-
+            seen = (some - best.offset) @ best.whitening.T
             best = split_and_merge(best, seen, refit, merge=self.exchange and known is None)
         self._keep(best, time.perf_counter() - began)
         self._structure = kind
@@ -205,13 +209,12 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the posterior probability of every component for every row."""
         x, dtype = self._rows(X)
-        logits = self._density.logits(x)
-        return np.exp(logits - logsumexp(logits, axis=1, keepdims=True)).astype(dtype)
+        return self._density.probabilities(x).astype(dtype)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable component of every row."""
         rows, _ = self._rows(X)
-        return self._density.logits(rows).argmax(1)
+        return self._density.labels(rows)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Return the log density of every row under the posterior predictive mixture."""
@@ -232,8 +235,7 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
                     f"got {shape}; set it to False."
                 )
                 raise ValueError(msg)
-            logits = self._density.logits(np.asarray(X, float))
-            return np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
+            return self._density.probabilities(X)
         weights = None if self.weights_init is None else check_shares(self.weights_init, self.n_components)
         if self.means_init is None and weights is None:
             return None
@@ -256,4 +258,4 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     def _rows(self, X: Any) -> tuple[np.ndarray, np.dtype]:
         check_is_fitted(self, "means_")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        return np.asarray(X, float), X.dtype
+        return X, X.dtype

@@ -10,18 +10,22 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.special import xlogy
 
 from pdvi._base.device import on_device
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.density import Density
 from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, center, means_of, whitening_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.hierarchical_potts import HierarchicalPottsModel
-from pdvi.models.mixture import ABSENT, MixtureModel, PottsMixtureModel
+from pdvi.models.mixture import ABSENT, Collapsed, CollapsedMixtureModel, MixtureModel, PottsMixtureModel
 from pdvi.run.fit import fit
 from pdvi.run.running import RESTORED
-from pdvi.solvers import CAVI, P2DVI
+from pdvi.solvers import CAVI, P2DVI, PDVI, MemoizedVB
 
 MATRICES = ("tied", "full")
 
@@ -88,6 +92,43 @@ def fit_mixture(X: np.ndarray, graph: ShardedGraph, start: np.ndarray, options: 
 
     result = _without_oscillation(run, graph, options)
     return MixtureFit(result, model, graph.unshard(result.local_params), offset, whitening / unit)
+
+
+def collapses(solver: Any) -> bool:
+    """Return whether a solver (None: the usual one) needs no more of responsibilities than their statistics."""
+    return solver is None or isinstance(solver, PDVI | P2DVI | CAVI | MemoizedVB)
+
+
+def fit_rows(
+    X: np.ndarray, graph: ShardedGraph, sampled: np.ndarray, start: np.ndarray, options: FitOptions
+) -> MixtureFit:
+    """Fit a mixture without a graph from probabilities ``start`` of the rows ``sampled``, in little memory.
+
+    At first every shard is thought to be as these rows are. What is returned has the probabilities of these rows.
+    """
+    rows, offset, unit = center(X, subset=sampled)
+    model, whitening = mixture_model(rows, start, options, unit, n_rows=graph.total_weight)
+    model = CollapsedMixtureModel(**vars(model))
+    problem = graph.problem_in_blocks(model, X, offset, whitening / unit)
+    weight = np.ones(len(rows)) if graph.weight is None else graph.weight[sampled]
+    local = _as_in_sample(model, rows @ whitening.T, start, weight, np.asarray(problem.shards["fraction"]))
+    fitted = MixtureFit(run_fit(problem, local, options), model, start, offset, whitening / unit)
+    return fitted._replace(probabilities=Density(fitted).probabilities(X[sampled]))
+
+
+def _as_in_sample(
+    model: CollapsedMixtureModel, x: np.ndarray, start: np.ndarray, weight: np.ndarray, fraction: np.ndarray
+) -> Collapsed:
+    """The local variables of shards that are all as the rows of a sample are."""
+    on_host = jax.tree.map(lambda leaf: np.asarray(leaf, float), model)
+    weighted, total = x * weight[:, None], weight.sum()
+    square = (weighted * x).sum(0) if model.covariance == "diagonal" else weighted.T @ x
+    shard = {"x": x, "square": square, "fraction": total / on_host.n_rows}
+    statistics = on_host.statistics_of(start * weight[:, None], shard)
+    entropy = on_host.temperature * weight @ xlogy(start, start).sum(1)
+    scale = fraction * on_host.n_rows / total
+    dtype = np.dtype(jnp.result_type(float))
+    return jax.tree.map(lambda leaf: np.multiply.outer(scale, leaf).astype(dtype), Collapsed(statistics, entropy))
 
 
 def fit_hierarchical(
@@ -175,15 +216,6 @@ def mixture_model(
     fields: dict[str, Any] = {name: on_device(value) for name, value in values.items()}
     fields |= {"learn_precision": options.learn_precision, "learn_weight": options.learn_weight}
     return (PottsMixtureModel if on_graph else MixtureModel)(**fields, covariance=covariance), whitening
-
-
-def component_means(fitted: MixtureFit) -> np.ndarray:
-    """Return the means of components as the model sees rows, (K, d); a full covariance has them in its frames."""
-    mean = np.asarray(fitted.result.global_params["mean"], float)
-    if fitted.model.covariance != "full":
-        return mean
-    back = np.linalg.inv(np.asarray(fitted.model.frame, float))
-    return np.einsum("kde,ke->kd", back, mean) + np.asarray(fitted.model.frame_mean, float)
 
 
 def _variances(X: np.ndarray, means: np.ndarray, start: np.ndarray, n_components: int) -> tuple[np.ndarray, ...]:

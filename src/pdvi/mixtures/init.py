@@ -25,15 +25,22 @@ class Centered(NamedTuple):
     unit: float
 
 
-def center(rows: np.ndarray, sample: np.ndarray | None = None) -> Centered:
-    """Return rows minus their (sample's) mean, divided by a power of two if their spread is very small or large."""
-    largest = float(np.abs(rows).max())
+def center(rows: np.ndarray, sample: np.ndarray | None = None, *, subset: np.ndarray | None = None) -> Centered:
+    """Return rows minus their (sample's) mean, divided by a power of two if their spread is very small or large.
+
+    With ``subset`` only these rows, and their mean; the unit is one that the others can be given in, too.
+    """
+    low, high = rows.min(0), rows.max(0)
+    largest = float(max(high.max(), -low.min()))
     if largest > POSSIBLE_SPREAD[1]:
         raise _impossible(largest)
-    offset = means_by_sample(rows, sample)
-    X = rows - (offset if sample is None else offset[sample])
+    chosen = rows if subset is None else rows[subset]
+    offset = means_by_sample(chosen, sample)
+    X = chosen - (offset if sample is None else offset[sample])
     deviation = float(np.abs(X).max())
     spread = deviation * float(np.sqrt(np.mean((X / deviation) ** 2, dtype=float))) if deviation else 1.0
+    if subset is not None:  # a row that is far off counts as it would among all rows
+        spread = max(spread, float(np.maximum(high - offset, offset - low).max()) / rows.size**0.5)
     # what is left of a constant is rounding, and not to be made large
     spread = max(spread, 16 * float(np.finfo(X.dtype).eps) * largest)
     if NORMAL_SPREAD[0] <= spread <= NORMAL_SPREAD[1]:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from pdvi.core.problem import Problem
 from pdvi.shards.buckets import bucket
 from pdvi.shards.neighbours import neighbour_tables
-from pdvi.shards.partition import along_curve, consecutive, layout, median_cuts
+from pdvi.shards.partition import Layout, along_curve, consecutive, layout, median_cuts
 
 BUCKETED_ROWS = 100_000  # up to so many rows sizes are rounded up, so that other data compile nothing
 
@@ -38,8 +38,12 @@ class ShardedGraph:
         Weight of every row; None: all are 1.
     halo
         Whether edges between patches count.
+    order
+        Order of rows without a graph in which they are dealt out; None: as they come.
+    blocks
+        Number of blocks that rows of a shard come in, without a graph.
     seed
-        Of the order of rows without a graph.
+        Of the draws with which rows without a graph are dealt out.
     """
 
     def __init__(
@@ -53,17 +57,20 @@ class ShardedGraph:
         sample: np.ndarray | None = None,
         weight: np.ndarray | None = None,
         halo: bool = True,
+        order: np.ndarray | None = None,
+        blocks: int = 1,
         seed: int = 0,
     ):
-        if graph is None:
-            order = np.random.default_rng(seed).permutation(n_rows)
-            found = layout(consecutive(n_rows, n_shards)[np.argsort(order)], order)
-        elif coordinates is None:
-            found = layout(consecutive(n_rows, n_shards))
+        if graph is None or coordinates is None:
+            found = layout(consecutive(n_rows, n_shards * blocks))
         else:
             found = layout(median_cuts(coordinates, n_shards), along_curve(coordinates))
+        if graph is None:
+            dealt = np.random.default_rng(seed).permutation(n_rows)
+            dealt = dealt if order is None else order[dealt]
+            found = Layout(np.where(found.mask, dealt[found.rows], -1))
         self.layout = found.in_buckets() if n_rows <= BUCKETED_ROWS else found
-        self.graph, self.sample, self.beta = graph, sample, beta
+        self.graph, self.sample, self.beta, self.weight, self._blocks = graph, sample, beta, weight, blocks
         self.total_weight = float(n_rows if weight is None else weight.sum())
         dtype = np.dtype(jnp.result_type(float))
         mask = self.layout.mask if weight is None else self.layout.mask * self.layout.shard(weight)
@@ -88,7 +95,7 @@ class ShardedGraph:
     @property
     def n_shards(self) -> int:
         """Return the number of shards."""
-        return len(self.layout.rows)
+        return len(self.layout.rows) // self._blocks
 
     def safe_damping(self, temperature: float = 1.0) -> float:
         """Return a damping with which no parallel sweep lets the objective rise."""
@@ -97,6 +104,25 @@ class ShardedGraph:
     def problem(self, model: Any, X: np.ndarray) -> Problem:
         """Return the problem of a mixture of rows ``X``."""
         x = self.layout.shard(np.asarray(X, np.dtype(jnp.result_type(float))))
+        return Problem(model, self._with_rows(model, x), halo=self.halo, check=False)
+
+    def problem_in_blocks(self, model: Any, X: np.ndarray, offset: np.ndarray, whitening: np.ndarray) -> Problem:
+        """Return the problem of a mixture of rows ``(X - offset) @ whitening.T`` without a graph, in blocks.
+
+        They are made block by block: no second copy of the data is alive.
+        """
+        x = np.empty((*self.layout.rows.shape, X.shape[1]), np.dtype(jnp.result_type(float)))
+        by_feature = np.count_nonzero(whitening) == len(whitening)
+        for block, rows in zip(x, self.layout.rows):
+            centered = X[np.maximum(rows, 0)] - offset
+            block[:] = centered * np.diag(whitening) if by_feature else centered @ whitening.T
+        arrays = {name: np.asarray(values) for name, values in self._with_rows(model, x).items()}
+        shards = {name: values.reshape(-1, self._blocks, *values.shape[1:]) for name, values in arrays.items()}
+        shards |= {name: shards[name].sum(1) for name in ("fraction", "square") if name in shards}
+        return Problem(model, shards, check=False)
+
+    def _with_rows(self, model: Any, x: np.ndarray) -> dict[str, Any]:
+        """The arrays of the shards with rows ``x``."""
         shards = {**self._arrays, "x": x}
         if model.covariance in ("tied", "diagonal"):
             weighted = x * np.asarray(self._arrays["mask"])[..., None] if "mask" in self._arrays else x
@@ -104,7 +130,7 @@ class ShardedGraph:
                 shards["square"] = np.stack([one.T @ other for one, other in zip(x, weighted)])
             else:
                 shards["square"] = np.einsum("bnd,bnd->bd", x, weighted)
-        return Problem(model, shards, halo=self.halo, check=False)
+        return shards
 
     def shard(self, probabilities: np.ndarray) -> np.ndarray:
         """Return the responsibilities of rows by shard: probabilities times weights, 0 in padding."""

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi.mixtures.fit_mixture import MixtureFit, component_means
+from pdvi.mixtures.density import component_means
+from pdvi.mixtures.fit_mixture import MixtureFit
 
 UNUSED = 0.05  # of an equal fraction of the rows: a component with less is unused
 MIN_ROWS = 4  # in a component that may be split

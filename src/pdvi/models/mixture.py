@@ -177,14 +177,8 @@ class MixtureModel(eqx.Module):
         if self.covariance == "full":
             log_det = jnp.linalg.slogdet(precision)[1] + 2 * jnp.linalg.slogdet(self.frame)[1]
             spread = jnp.sum(self._diagonal(precision) * variance, axis=1)
-
-            def squares(component: tuple[Array, ...]) -> Array:
-                mean, precision, frame, frame_mean = component
-                residual = (x - frame_mean) @ frame.T - mean
-                return jnp.sum((residual @ precision) * residual, axis=1)
-
-            # one component after the other: the residuals of all of them would be K copies of the data
-            squared = jax.lax.map(squares, (mean, precision, self.frame, self.frame_mean)).T
+            residual = self._seen(x) - mean[:, None]
+            squared = jnp.sum((residual @ precision) * residual, axis=-1).T
             return log_weight + 0.5 * (log_det - spread) - 0.5 * squared
         if self.covariance == "tied":
             scaled = mean @ precision
@@ -229,15 +223,9 @@ class MixtureModel(eqx.Module):
         if self.covariance in ("diagonal", "tied"):
             return MixtureStatistics(mass, phi.T @ x, shard["square"], shard["fraction"], *samples)
         if self.covariance == "full":
-
-            def moments(component: tuple[Array, ...]) -> tuple[Array, Array]:
-                weight, frame, frame_mean = component
-                seen = (x - frame_mean) @ frame.T
-                weighted = weight[:, None] * seen
-                return weighted.sum(0), weighted.T @ seen
-
-            total, square = jax.lax.map(moments, (phi.T, self.frame, self.frame_mean))
-            return MixtureStatistics(mass, total, square, shard["fraction"])
+            seen = self._seen(x)
+            weighted = phi.T[:, :, None] * seen
+            return MixtureStatistics(mass, weighted.sum(1), weighted.mT @ seen, shard["fraction"])
         return MixtureStatistics(mass, phi.T @ x, phi.T @ (x * x), shard["fraction"])
 
     def global_step(self, statistics: MixtureStatistics, augmentation: Augmentation) -> Globals:
@@ -364,6 +352,10 @@ class MixtureModel(eqx.Module):
     def _normal_blocks(self) -> list[tuple[str, str]]:
         offsets = [] if self.offset_variance is None else [("offset", "offset_log_var")]
         return [("mean", "log_var"), *offsets]
+
+    def _seen(self, x: Array) -> Array:
+        """The rows in the frame of every component, (K, rows, d)."""
+        return (x - self.frame_mean[:, None]) @ self.frame.mT
 
     def _precision_of(self, globals_: Globals) -> Array:
         return globals_["precision"] if self.learn_precision else self.precision
@@ -535,6 +527,57 @@ class PottsMixtureModel(MixtureModel):
         phi = jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny)
         logits = neighbor_sum(local, shard, self.logits(globals_, shard))
         return self.temperature * (1 + jnp.log(phi)) - logits
+
+
+class Collapsed(NamedTuple):
+    """What the globals and the objective need to know of responsibilities."""
+
+    statistics: MixtureStatistics
+    entropy: Array  # sum_ik phi_ik log phi_ik, times the temperature; of a row of weight w that of one row, w times
+
+
+class CollapsedMixtureModel(MixtureModel):
+    """The mixture without a graph whose local variables are statistics of the responsibilities, not these themselves.
+
+    Responsibilities follow from the globals. They are made for a block of rows at a time and forgotten, so that nothing
+    of the size of the rows is kept, and neither objective nor curvature costs a pass over the rows. A shard's ``x`` has
+    the shape (blocks, rows, d), and ``mask`` (blocks, rows). Methods that take gradients in the local variables need
+    `MixtureModel`.
+    """
+
+    def init_local(self, key: Array, shard: Shard) -> Collapsed:
+        """Return statistics of no rows."""
+        nothing = jax.eval_shape(self._collapse, self.init_global(key), shard, shard["x"][0])
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+
+    def loss(self, local: Collapsed, globals_: Globals, shard: Shard) -> Array:
+        """Return the shard's fraction of the negative ELBO."""
+        return local.entropy + self.expected_loss(globals_, local.statistics)
+
+    def local_step(self, local: Collapsed, globals_: Globals, shard: Shard) -> Collapsed:
+        """Return the statistics of the best responsibilities."""
+
+        def add(total: Collapsed, rows: tuple[Array, ...]) -> tuple[Collapsed, None]:
+            return jax.tree.map(jnp.add, total, self._collapse(globals_, shard, *rows)), None
+
+        rows = (shard["x"], shard["mask"]) if "mask" in shard else (shard["x"],)
+        nothing = jax.tree.map(jnp.zeros_like, local)
+        found = jax.lax.scan(add, nothing, rows)[0]
+        known = {name: shard[name] for name in ("square", "fraction") if name in shard}
+        return found._replace(statistics=found.statistics._replace(**known))
+
+    def statistics(self, local: Collapsed, shard: Shard) -> MixtureStatistics:
+        """Return the statistics."""
+        return local.statistics
+
+    def _collapse(self, globals_: Globals, shard: Shard, x: Array, *weight: Array) -> Collapsed:
+        """The statistics of a block of rows, and what is known of the whole shard."""
+        log_phi = jax.nn.log_softmax(self.logits(globals_, {"x": x}) / self.temperature, axis=1)
+        phi = jnp.exp(log_phi)
+        for one in weight:
+            phi *= one[:, None]
+        entropy = self.temperature * jnp.sum(phi * log_phi)
+        return Collapsed(self.statistics_of(phi, {**shard, "x": x}), entropy)
 
 
 class _Basis(NamedTuple):
