@@ -19,7 +19,6 @@ from pdvi._base.types import Array
 
 STEPS = 60  # at most; three or four near the minimum, some ten from far away
 LONGEST = 4.0  # step in rho: far from the minimum the objective is exponential, and a Newton step in it about 1
-SHIFT = 10  # from this argument on the asymptotic series are exact in double precision
 
 
 def expected_log(rho: Array) -> Array:
@@ -168,7 +167,7 @@ def _and_sum(alpha: Array) -> Array:
     return jnp.concatenate([alpha, alpha.sum(-1, keepdims=True)], axis=-1)
 
 
-# Special functions of our own: recurrences up to x + SHIFT, asymptotic series from there. They lose no
+# Special functions of our own: recurrences up to x + `_shift`, asymptotic series from there. They lose no
 # digits at either end, and their slopes are known. Compiled functions of their own: traced once for every
 # shape, not once for every use.
 
@@ -177,8 +176,8 @@ def _and_sum(alpha: Array) -> Array:
 @jax.jit
 def digamma(x: Array) -> Array:
     """Return psi(x)."""
-    v = 1 / (x + SHIFT)
-    return jnp.log(x + SHIFT) - 0.5 * v - _digamma_tail(v) - _ratios(x)[0] / x
+    far = x + _shift(x)
+    return jnp.log(far) - 0.5 / far - _digamma_tail(1 / far) - _ratios(x)[0] / x
 
 
 @digamma.defjvp
@@ -191,11 +190,12 @@ def _digamma_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
 @jax.jit
 def _mild(x: Array) -> Array:
     """log Gamma(x) - x psi(x) + x, which grows like -1/2 log x where its terms grow like x log x."""
-    v = 1 / (x + SHIFT)
+    shift = _shift(x)
+    v = 1 / (x + shift)
     s = v * v
     tail = v * (1 / 6 - s * (1 / 90 - s * (1 / 210 - s * (1 / 210 - s * (5 / 594 - s * (691 / 30030 - s / 11))))))
-    far = 0.5 * (math.log(2 * math.pi) + 1 + jnp.log(v)) + tail - SHIFT * (1 + 0.5 * v + _digamma_tail(v))
-    return far + _ratios(x)[0] - jnp.log((_shifted(x) * v).prod(0))
+    far = 0.5 * (math.log(2 * math.pi) + 1 + jnp.log(v)) + tail - shift * (1 + 0.5 * v + _digamma_tail(v))
+    return far + _ratios(x)[0] - jnp.log(math.prod((x + step) * v for step in range(shift)))
 
 
 @_mild.defjvp
@@ -207,7 +207,7 @@ def _mild_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
 @jax.jit
 def _scaled_polygammas(x: Array) -> tuple[Array, Array]:
     """x^2 psi'(x) and x^3 psi''(x), which neither overflow at 0 nor vanish at infinity."""
-    v = 1 / (x + SHIFT)
+    v = 1 / (x + _shift(x))
     s = v * v
     _, squares, cubes = _ratios(x)
     first = s * (1 / 6 - s * (1 / 30 - s * (1 / 42 - s * (1 / 30 - s * (5 / 66 - s * (691 / 2730 - s * 7 / 6))))))
@@ -222,13 +222,15 @@ def _digamma_tail(v: Array) -> Array:
     return s * tail
 
 
-def _shifted(x: Array) -> Array:
-    """Return x + i for i below SHIFT along a new first axis, the largest first: small terms are added up first."""
-    steps = jnp.arange(SHIFT - 1, -1, -1, dtype=x.dtype)
-    return x + steps.reshape(-1, *(1,) * x.ndim)
+def _shift(x: Array) -> int:
+    """Return from which argument on the asymptotic series are exact in the precision of ``x``."""
+    return 4 if x.dtype == jnp.float32 else 10
 
 
 def _ratios(x: Array) -> tuple[Array, Array, Array]:
-    """Sums of x / (x + i), their squares and cubes, i below SHIFT."""
-    ratio = x / _shifted(x)
-    return ratio.sum(0), (ratio**2).sum(0), (ratio**3).sum(0)
+    """Sums of x / (x + i), their squares and cubes, i below the shift: one by one, an axis is slow to add up."""
+    first = second = third = jnp.zeros_like(x)
+    for step in reversed(range(_shift(x))):
+        ratio = x / (x + step)
+        first, second, third = first + ratio, second + ratio * ratio, third + ratio * ratio * ratio
+    return first, second, third

@@ -107,7 +107,7 @@ class MixtureModel(eqx.Module):
             globals_["offset_log_var"] = jnp.broadcast_to(-jnp.log(own), (n_samples, d))
         return globals_
 
-    def init_local(self, key: Array, shard: Shard) -> Array:
+    def init_local(self, key: Array, shard: Shard) -> Any:
         """Return the probabilities ``init`` of the shard, or equal ones."""
         if "init" in shard:
             return _masked(shard["init"], shard)
@@ -116,7 +116,7 @@ class MixtureModel(eqx.Module):
 
     # -------------------------------------------------------------------------------------------------- the loss
 
-    def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
+    def loss(self, local: Any, globals_: Globals, shard: Shard) -> Array:
         """Return the shard's fraction of the negative ELBO, without log Z."""
         phi = local[: len(shard["x"])]
         entropy = self.temperature * jnp.sum(xlogy(phi, phi))
@@ -194,7 +194,7 @@ class MixtureModel(eqx.Module):
 
     # ------------------------------------------------------------------------------------------------- the steps
 
-    def local_step(self, local: Array, globals_: Globals, shard: Shard) -> Array:
+    def local_step(self, local: Any, globals_: Globals, shard: Shard) -> Any:
         """Return the responsibilities, on a graph after one damped sweep over the shard's spots, all at once."""
         logits = self.logits(globals_, shard)
         if "table" in shard:
@@ -204,7 +204,7 @@ class MixtureModel(eqx.Module):
             logits = logits / self.temperature
         return _masked(jax.nn.softmax(logits, axis=1), shard)
 
-    def statistics(self, local: Array, shard: Shard) -> MixtureStatistics:
+    def statistics(self, local: Any, shard: Shard) -> MixtureStatistics:
         """Return masses, sums and second moments."""
         return self.statistics_of(local[: len(shard["x"])], shard)
 
@@ -438,7 +438,9 @@ class MixtureModel(eqx.Module):
             pairs.append((statistics.sample_total - 0.5 * rows * offset, offset))
         if self.covariance == "diagonal":
             return square + spread - 2 * sum(jnp.sum(left * right, axis=0) for left, right in pairs)
-        both = sum(left.T @ right for left, right in pairs)
+        both = pairs[0][0].T @ pairs[0][1]
+        for left, right in pairs[1:]:
+            both += left.T @ right
         return square + jnp.diag(spread) - both - both.T
 
     def _precision_step(
