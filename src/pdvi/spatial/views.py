@@ -191,7 +191,11 @@ def fit_views(
         own = dataclasses.replace(settings.options, seed=settings.options.seed + number)
         return fit_view(tissue, views[number], graph, dataclasses.replace(settings, options=own), types=types)
 
-    fits = map_threads(alone, len(views))
+    # a view of types first, since their program takes longest to compile
+    first = next((number for number, view in enumerate(views) if view.kind == "types"), 0)
+    order = [first, *(number for number in range(len(views)) if number != first)]
+    found = map_threads(lambda place: alone(order[place]), len(views))
+    fits = [found[order.index(number)] for number in range(len(views))]
     labelings = [fit.labels for fit in fits]
     common = consensus(labelings, settings.n_domains).labels
     start = one_hot(common, settings.n_domains)
@@ -279,7 +283,7 @@ def group_tissue(tissue: Tissue, size: int) -> tuple[Tissue, np.ndarray]:
 
 
 def map_threads(work: Callable[[int], Any], count: int) -> list[Any]:
-    """Return ``work(i)`` for every number, by two threads: a small fit keeps one core busy."""
+    """Return ``work(i)`` for every number, each in a thread of its own: a small fit keeps one core busy."""
     controller = _thread_controller()
 
     def one(number: int) -> Any:
@@ -287,7 +291,7 @@ def map_threads(work: Callable[[int], Any], count: int) -> list[Any]:
             return work(number)
 
     # BLAS has one number for all threads: k-means in two of them would restore it in the wrong order
-    with controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(2) as threads:
+    with controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(max(1, count)) as threads:
         return [done.result() for done in [threads.submit(copy_context().run, one, i) for i in range(count)]]
 
 
