@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -32,8 +33,15 @@ N_SHARDS, ROWS_PER_SHARD = 16, 500  # of rows without a graph
 BLOCK_ROWS = 2048  # that are worked on at once: what is made of them stays in the cache
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Mixture(BaseEstimator):
-    """What all mixtures share; every parameter is documented in the subclasses."""
+    """What all mixtures share. Fields are scikit-learn's parameters, which the subclasses document."""
+
+    max_epochs: int = CONFIG.max_epochs
+    tol: float = CONFIG.tol
+    solver: Any = None
+    random_state: Any = None
+    config: Config | None = None
 
     def _options(self, n_rows: int, *, covariance: str = "tied", seed: int = 0) -> FitOptions:
         """Return the options of a fit, checked."""
@@ -70,6 +78,7 @@ class Mixture(BaseEstimator):
             warnings.warn(msg, ConvergenceWarning, stacklevel=3)
 
 
+@dataclass(eq=False, repr=False)
 class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     """A Gaussian mixture fitted by P2D-VI, with a posterior over the component means.
 
@@ -122,46 +131,20 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
     converged_, result_, fit_seconds_
     """
 
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        covariance: str = "diagonal",
-        covariance_type: str | None = None,
-        estimate_noise: bool = True,
-        learn_weights: bool = True,
-        n_init: int = 1,
-        means_init: Any = None,
-        weights_init: Any = None,
-        warm_start: bool = False,
-        reseed: bool = True,
-        exchange: bool = True,
-        reg_covar: float = 0.0,
-        max_epochs: int = CONFIG.max_epochs,
-        tol: float = CONFIG.tol,
-        solver: Any = None,
-        verbose: int = 0,
-        random_state: Any = None,
-        config: Config | None = None,
-    ):
-        self.n_components = n_components
-        self.covariance = covariance
-        self.covariance_type = covariance_type
-        self.estimate_noise = estimate_noise
-        self.learn_weights = learn_weights
-        self.n_init = n_init
-        self.means_init = means_init
-        self.weights_init = weights_init
-        self.warm_start = warm_start
-        self.reseed = reseed
-        self.exchange = exchange
-        self.reg_covar = reg_covar
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.verbose = verbose
-        self.random_state = random_state
-        self.config = config
+    n_components: int = 1
+    _: KW_ONLY
+    covariance: str = "diagonal"
+    covariance_type: str | None = None
+    estimate_noise: bool = True
+    learn_weights: bool = True
+    n_init: int = 1
+    means_init: Any = None
+    weights_init: Any = None
+    warm_start: bool = False
+    reseed: bool = True
+    exchange: bool = True
+    reg_covar: float = 0.0
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> GaussianMixture:
         """Fit to rows ``X``; a row of weight w counts as w rows."""

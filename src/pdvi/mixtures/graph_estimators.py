@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pdvi._base.checks import one_of, positive, whole
 from pdvi.mixtures.checks import check_coordinates, check_graph, check_probabilities, check_random
 from pdvi.mixtures.coarsen import coarsen
-from pdvi.mixtures.config import CONFIG, Config
+from pdvi.mixtures.config import Config
 from pdvi.mixtures.estimators import SHARED, Mixture
 from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_hierarchical, fit_mixture
 from pdvi.mixtures.init import center, kmeans_labels, one_hot
@@ -30,8 +31,16 @@ from pdvi.mixtures.split_merge import split_and_merge
 NEIGHBORS = 8  # of a graph that nobody gave
 
 
+@dataclass(eq=False, repr=False)
 class _OnGraph(ClusterMixin, Mixture, ABC):
     """What mixtures on a graph share."""
+
+    n_components: int = 2
+    _: KW_ONLY
+    beta: float = 1.0
+    n_patches: int | None = None
+    halo: bool = True
+    temperature: float = 1.0
 
     def predict_proba(self, X: Any, *, graph: Any = None, coordinates: Any = None) -> np.ndarray:
         """Return the probabilities of other rows on a graph of their own, with what was fitted held fixed.
@@ -75,6 +84,7 @@ def _nearest(places: np.ndarray) -> sp.csr_array:
     return near.maximum(near.T)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PottsMixture(_OnGraph):
     """A Gaussian mixture whose labels follow a graph: neighbors like to share a component.
 
@@ -95,40 +105,11 @@ class PottsMixture(_OnGraph):
     eight, if they are as many); ``result_`` is then of the rows, from what the groups found.
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        beta: float = 1.0,
-        covariance: str = "tied",
-        estimate_noise: bool = True,
-        learn_weights: bool = False,
-        n_init: int = 1,
-        reseed: bool = True,
-        n_patches: int | None = None,
-        halo: bool = True,
-        temperature: float = 1.0,
-        max_epochs: int = CONFIG.max_epochs,
-        tol: float = CONFIG.tol,
-        solver: Any = None,
-        random_state: Any = None,
-        config: Config | None = None,
-    ):
-        self.n_components = n_components
-        self.beta = beta
-        self.covariance = covariance
-        self.estimate_noise = estimate_noise
-        self.learn_weights = learn_weights
-        self.n_init = n_init
-        self.reseed = reseed
-        self.n_patches = n_patches
-        self.halo = halo
-        self.temperature = temperature
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.random_state = random_state
-        self.config = config
+    covariance: str = "tied"
+    estimate_noise: bool = True
+    learn_weights: bool = False
+    n_init: int = 1
+    reseed: bool = True
 
     def fit(
         self, X: Any, y: Any = None, *, graph: Any = None, coordinates: Any = None, start: Any = None
@@ -179,6 +160,7 @@ class PottsMixture(_OnGraph):
         return lambda probabilities: logits
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TwoLevelMixture(_OnGraph):
     """Domains that are compositions of types: cells are normal around their type, and neighbors share a domain.
 
@@ -206,36 +188,9 @@ class TwoLevelMixture(_OnGraph):
     elbo_, n_iter_ (epochs), converged_, result_, fit_seconds_
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        n_types: int | None = None,
-        beta: float = 1.0,
-        concentration: float = 1.0,
-        n_neighbors: int = 30,
-        n_patches: int | None = None,
-        halo: bool = True,
-        temperature: float = 1.0,
-        max_epochs: int = CONFIG.max_epochs,
-        tol: float = CONFIG.tol,
-        solver: Any = None,
-        random_state: Any = None,
-        config: Config | None = None,
-    ):
-        self.n_components = n_components
-        self.n_types = n_types
-        self.beta = beta
-        self.concentration = concentration
-        self.n_neighbors = n_neighbors
-        self.n_patches = n_patches
-        self.halo = halo
-        self.temperature = temperature
-        self.max_epochs = max_epochs
-        self.tol = tol
-        self.solver = solver
-        self.random_state = random_state
-        self.config = config
+    n_types: int | None = None
+    concentration: float = 1.0
+    n_neighbors: int = 30
 
     def fit(self, X: Any, y: Any = None, *, graph: Any = None, coordinates: Any = None) -> TwoLevelMixture:
         """Fit to rows ``X`` on a ``graph`` of edge weights; what is around a row say its ``coordinates``.

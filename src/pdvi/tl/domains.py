@@ -226,13 +226,13 @@ def _streamed(
     counts = {view.n_neighbors for view in views if view.kind == "averages"}
     genes, seed = adata.var_names.to_numpy(), settings.options.seed
     large = LargeTissue(blocks, coordinates, samples, genes, counts, seed)
-    prepared, settings = stack.enter_context(large.prepared(settings, **limits))
-    graph = own_graph(adata, graph_key, sample_key, prepared.graph)
-    made = {"params": prepared.made.pop("params") | {"sample_key": sample_key or "", "spatial_key": spatial_key}}
-    adata.obsm[SPATIAL_COMPONENTS] = np.array(prepared.components)
-    adata.uns[SPATIAL_COMPONENTS] = made | prepared.made
-    places = (graph, separate_samples(coordinates, samples), samples if samples.any() else None)
-    return Tissue(prepared.components, prepared.averages, *places), settings
+    tissue, made, settings = stack.enter_context(large.prepared(settings, **limits))
+    graph = own_graph(adata, graph_key, sample_key, tissue.graph)
+    where = {"sample_key": sample_key or "", "spatial_key": spatial_key}
+    adata.obsm[SPATIAL_COMPONENTS] = np.array(tissue.components)
+    adata.uns[SPATIAL_COMPONENTS] = made | {"params": made["params"] | where}
+    places = separate_samples(coordinates, samples)
+    return tissue._replace(graph=graph, coordinates=places, sample=samples if samples.any() else None), settings
 
 
 def separate_samples(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:

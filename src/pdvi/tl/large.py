@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,7 +25,7 @@ from pdvi.mixtures.checks import proper_edges
 from pdvi.pp.blocked import Scaled, choose_genes, leading_components, write_expression
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
 from pdvi.spatial.streaming import Storage
-from pdvi.spatial.views import ViewSettings
+from pdvi.spatial.views import Tissue, ViewSettings
 from pdvi.tl.missing import are_logarithms
 
 # What `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` take in `tl.domains`.
@@ -36,15 +36,6 @@ EDGES = 8
 FREE = 0.7  # of the memory that is free now: the limit unless told
 PROCESS = 0.7e9  # bytes that a process has before it holds any row
 ROW = 1_750  # bytes that the fit of a row takes in memory, with its graph and all made of it (2 million: 4.2 GB)
-
-
-class Prepared(NamedTuple):
-    """What the domains of a tissue are found from, in files; and how its components were made, for ``uns``."""
-
-    components: np.ndarray
-    averages: dict[int, np.ndarray]
-    graph: sp.csr_array
-    made: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,11 +57,11 @@ class LargeTissue:
         memory_limit: str | float | None = None,
         executor: Any = None,
         stages: str | os.PathLike[str] | None = None,
-    ) -> Iterator[tuple[Prepared, ViewSettings]]:
+    ) -> Iterator[tuple[Tissue, dict[str, Any], ViewSettings]]:
         """Give what `pp.spatial_components`, `pp.neighborhood` and `gr.knn_graph` would make in `tl.domains`.
 
-        The settings that come with it fit rows that would not fit into memory from a store in the same folder. A
-        temporary folder is removed at the end; one that was given is not.
+        With it come how components were made, for ``uns``, and settings that fit rows that would not fit into memory
+        from a store in the same folder. A temporary folder is removed at the end; one that was given is not.
         """
         limit = free_memory() if memory_limit is None else parse_bytes(memory_limit)
         with _folder(stages) as folder:
@@ -80,9 +71,9 @@ class LargeTissue:
             max_rows = int(max(0, limit - PROCESS) / ROW) if executor is None else 0
             place = Disk(limit, scratch=folder.path, strict=False) if executor is None else executor
             storage = Storage(place, folder, max(max_rows, settings.config.group_above))
-            yield self._made(kept), replace(settings, storage=storage)
+            yield *self._made(kept), replace(settings, storage=storage)
 
-    def _made(self, stages: Stages) -> Prepared:
+    def _made(self, stages: Stages) -> tuple[Tissue, dict[str, Any]]:
         counts, n, samples = sorted({*self.counts, WEIGHED_NEIGHBORS}), self.blocks.n_rows, self.samples
         k = min(max(*counts, EDGES), int(np.bincount(samples).max()) - 1)
 
@@ -118,12 +109,14 @@ class LargeTissue:
             **{name: np.array(found[name]) for name in ("mean", "loadings", "values")},
         }
         # opened anew: what has been read of those above counts as memory as long as they are there
-        return Prepared(
+        tissue = Tissue(
             stages.load("components")["components"],
             {count: stages.load(f"averages-{count}")["mean"] for count in self.counts},
             _matrix(stages.load("graph"), n),
-            made,
+            self.coordinates,
+            samples,
         )
+        return tissue, made
 
     @property
     def _log(self) -> bool:
