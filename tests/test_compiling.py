@@ -58,3 +58,13 @@ def test_where_xla_does_not_know_it_all_is_compiled_as_usual(monkeypatch):
 
     monkeypatch.setattr(jax, "jit", refused)
     assert quickly_compiled.__wrapped__() == {}
+
+
+def test_a_fit_is_compiled_for_the_size_of_its_data(monkeypatch):
+    data = np.zeros(100)
+    levels = []
+    for little, moderate in ((100, 1_000), (10, 100), (1, 10)):
+        monkeypatch.setattr(steps, "LITTLE", little)
+        monkeypatch.setattr(steps, "MODERATE", moderate)
+        levels.append(steps.compile_options(data))
+    assert levels == [quickly_compiled(), quickly_compiled(little=False), {}]

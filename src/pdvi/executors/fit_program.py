@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base import programs
-from pdvi._base.compiled import quickly_compiled
 from pdvi._base.types import Array
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver, State
-from pdvi.executors.steps import TracedShards, is_little, precise_sum, steps
+from pdvi.executors.steps import TracedShards, compile_options, precise_sum, steps
 
 MAX_ROWS = 32  # of the trace in one call
 MAX_DRAWN = 2**22  # numbers of shards that are drawn for one call
@@ -144,8 +143,8 @@ def run_to_stop(
     arguments = (problem, solver, state, good, jax.random.key_data(key), padded, rules, history, watch)
     arrays, rest = eqx.partition(arguments, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
     others, structure = jax.tree.flatten(rest)
-    options = quickly_compiled() if is_little(arrays) else {}
-    found = programs.run(_program, (tuple(others), structure), arrays, options, keep=_is_own((problem.model, solver)))
+    fixed, options = (tuple(others), structure), compile_options(arrays)
+    found = programs.run(_program, fixed, arrays, options, keep=_is_own((problem.model, solver)))
     state, good = (jax.tree.unflatten(jax.tree.structure(old), new) for old, new in zip((state, good), found["states"]))
     ends, counts, numbers, metrics = jax.device_get(
         (found["ends"], found["counts"], found["numbers"], found["metrics"])

@@ -23,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LITTLE = 1_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
+MODERATE = 64 * LITTLE  # a fit gains less by what LLVM's last optimizations bring than it waits for them
 SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
 
 
@@ -57,6 +58,11 @@ def is_little(arguments: PyTree, most: int | None = None) -> bool:
     most = LITTLE if most is None else most
     arrays = [leaf for leaf in jax.tree.leaves(arguments) if eqx.is_array(leaf)]
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in arrays) and sum(a.size for a in arrays) <= most
+
+
+def compile_options(arguments: PyTree) -> dict[str, Any]:
+    """Return arguments of `jax.jit` for a whole fit: the less data there is, the less time is given to compilation."""
+    return quickly_compiled(little=is_little(arguments)) if is_little(arguments, MODERATE) else {}
 
 
 def step(problem: Problem, solver: Solver, state: State, batch: Array) -> State:
