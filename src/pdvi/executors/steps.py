@@ -22,7 +22,7 @@ from pdvi.shards.stacking import put, take
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LITTLE = 1_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
+LITTLE = 2_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
 MODERATE = 64 * LITTLE  # a fit gains less by what LLVM's last optimizations bring than it waits for them
 SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
 
