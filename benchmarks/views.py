@@ -32,7 +32,8 @@ from pdvi._anndata.checks import coordinates_of
 from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi.mixtures import CONFIG, Config
 from pdvi.mixtures.checks import check_graph
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit
+from pdvi.mixtures.density import MixtureFit
+from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
 from pdvi.spatial.views import (

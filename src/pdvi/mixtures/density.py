@@ -1,17 +1,45 @@
-"""What a fitted mixture says about rows: components with a normal density each, in double precision."""
+"""A fitted mixture, and what it says about rows: components with a normal density each, in double precision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
 
-if TYPE_CHECKING:
-    from pdvi.mixtures.fit_mixture import MixtureFit
+from pdvi.core.result import Result
 
 BLOCK = 2**19  # numbers that are worked on at once
+
+
+class MixtureFit(NamedTuple):
+    """A fitted mixture; its model sees the rows as ``(x - offset) @ whitening.T``."""
+
+    result: Result
+    model: Any
+    probabilities: np.ndarray  # of components, (rows, K)
+    offset: np.ndarray  # of all rows, or of every sample
+    whitening: np.ndarray
+    types: np.ndarray | None = None  # of a hierarchical mixture, probabilities of types, (rows, T)
+
+    @property
+    def objective(self) -> float:
+        """Return the negative ELBO, in the units of the rows."""
+        return self.result.objective
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the most probable component of every row."""
+        return np.asarray(self.probabilities.argmax(1))
+
+    @property
+    def composition(self) -> np.ndarray | None:
+        """Return the expected fraction of every type in every domain, (K, T)."""
+        if "log_concentration" not in self.result.global_params:
+            return None
+        concentration = np.exp(np.asarray(self.result.global_params["log_concentration"], float))
+        return np.asarray(concentration / concentration.sum(1, keepdims=True))
 
 
 class Density:

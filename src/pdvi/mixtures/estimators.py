@@ -18,8 +18,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from pdvi._base.checks import at_least, instance, one_of, whole
 from pdvi.mixtures.checks import check_coupling, check_means, check_random, check_shares, in_order, weighted_rows
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.density import Density, nearest_component
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, collapses, fit_mixture, fit_rows
+from pdvi.mixtures.density import Density, MixtureFit, nearest_component
+from pdvi.mixtures.fit_mixture import FitOptions, collapses, fit_mixture, fit_rows
 from pdvi.mixtures.init import KMEANS_ROWS, center, kmeans_labels, one_hot
 from pdvi.mixtures.likelihood import Likelihood
 from pdvi.mixtures.sharded_graph import ShardedGraph

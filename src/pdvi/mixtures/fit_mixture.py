@@ -7,7 +7,7 @@ so nothing iterates around `fit`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from scipy.special import xlogy
 from pdvi._base.device import on_device
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.density import Density
+from pdvi.mixtures.density import Density, MixtureFit
 from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, center, means_of, whitening_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.hierarchical_potts import HierarchicalPottsModel
@@ -28,35 +28,6 @@ from pdvi.run.running import RESTORED
 from pdvi.solvers import CAVI, P2DVI, PDVI, MemoizedVB
 
 MATRICES = ("tied", "full")
-
-
-class MixtureFit(NamedTuple):
-    """A fitted mixture; its model sees the rows as ``(x - offset) @ whitening.T``."""
-
-    result: Result
-    model: Any
-    probabilities: np.ndarray  # of components, (rows, K)
-    offset: np.ndarray  # of all rows, or of every sample
-    whitening: np.ndarray
-    types: np.ndarray | None = None  # of a hierarchical mixture, probabilities of types, (rows, T)
-
-    @property
-    def objective(self) -> float:
-        """Return the negative ELBO, in the units of the rows."""
-        return self.result.objective
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Return the most probable component of every row."""
-        return np.asarray(self.probabilities.argmax(1))
-
-    @property
-    def composition(self) -> np.ndarray | None:
-        """Return the expected fraction of every type in every domain, (K, T)."""
-        if "log_concentration" not in self.result.global_params:
-            return None
-        concentration = np.exp(np.asarray(self.result.global_params["log_concentration"], float))
-        return np.asarray(concentration / concentration.sum(1, keepdims=True))
 
 
 @dataclasses.dataclass(frozen=True)

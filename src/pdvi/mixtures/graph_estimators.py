@@ -20,8 +20,9 @@ from pdvi._base.checks import one_of, positive, whole
 from pdvi.mixtures.checks import check_coordinates, check_graph, check_probabilities, check_random
 from pdvi.mixtures.coarsen import coarsen
 from pdvi.mixtures.config import Config
+from pdvi.mixtures.density import MixtureFit
 from pdvi.mixtures.estimators import SHARED, Mixture
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_hierarchical, fit_mixture
+from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
 from pdvi.mixtures.init import center, kmeans_labels, one_hot
 from pdvi.mixtures.label_propagation import propagate_labels
 from pdvi.mixtures.neighborhood import domains_of_types

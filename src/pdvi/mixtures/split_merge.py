@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.sparse as sp
 
-from pdvi.mixtures.density import component_means
-from pdvi.mixtures.fit_mixture import MixtureFit
+from pdvi.mixtures.density import MixtureFit, component_means
 
 UNUSED = 0.05  # of an equal fraction of the rows: a component with less is unused
 MIN_ROWS = 4  # in a component that may be split

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from scipy.special import logsumexp
 
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_mixture
+from pdvi.mixtures.density import MixtureFit
+from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
 from pdvi.mixtures.init import center, kmeans_labels, means_of, one_hot, scale_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 

@@ -12,7 +12,8 @@ from pdvi._base.memory import give_back
 from pdvi._base.work_dir import WorkDir
 from pdvi.core.problem import Problem
 from pdvi.mixtures.build import mixture_shards
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, mixture_model, run_fit
+from pdvi.mixtures.density import MixtureFit
+from pdvi.mixtures.fit_mixture import FitOptions, mixture_model, run_fit
 from pdvi.mixtures.init import center
 from pdvi.mixtures.samples import means_by_sample
 from pdvi.mixtures.sharded_graph import pad_halo

@@ -20,7 +20,8 @@ from threadpoolctl import ThreadpoolController
 from pdvi._base.telling import tell
 from pdvi.mixtures.coarsen import coarsen
 from pdvi.mixtures.config import Config
-from pdvi.mixtures.fit_mixture import FitOptions, MixtureFit, fit_hierarchical, fit_mixture
+from pdvi.mixtures.density import MixtureFit
+from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
 from pdvi.mixtures.init import center, kmeans_labels, one_hot
 from pdvi.mixtures.neighborhood import domains_of_types
 from pdvi.mixtures.sharded_graph import ShardedGraph
