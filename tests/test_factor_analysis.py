@@ -135,8 +135,8 @@ def test_a_constant_column_is_taken_as_it_is():
 
 @pytest.mark.slow
 def test_a_column_given_twice_ends_at_the_least_noise():
-    """Where scikit-learn's likelihood grows without end."""
-    found = pdvi.FactorAnalysis(2, random_state=0).fit(np.column_stack([DATA.X, DATA.X[:, 0]]))
+    """Where scikit-learn's likelihood grows without end. Ours is nearly flat: 5e-4 nats an epoch after 200 of them."""
+    found = pdvi.FactorAnalysis(2, tol=1e-6, random_state=0).fit(np.column_stack([DATA.X, DATA.X[:, 0]]))
     assert found.converged_
     np.testing.assert_allclose(found.noise_variance_[[0, -1]], 1e-4 * DATA.X[:, 0].var(), rtol=1e-3)
 
