@@ -12,7 +12,8 @@ from scipy.special import logsumexp
 import pdvi
 from pdvi.core.problem import Problem
 from pdvi.models.closed_forms import log_det, positive_root
-from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS, CollapsedMixtureModel, MixtureModel, PottsMixtureModel
+from pdvi.models.collapsed_mixture import CollapsedMixtureModel
+from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS, MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import consecutive, layout
 from pdvi.shards.stacking import take

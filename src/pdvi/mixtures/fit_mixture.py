@@ -21,8 +21,9 @@ from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, MixtureFit
 from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, center, means_of, whitening_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.models.collapsed_mixture import Collapsed, CollapsedMixtureModel
 from pdvi.models.hierarchical_potts import HierarchicalPottsModel
-from pdvi.models.mixture import ABSENT, Collapsed, CollapsedMixtureModel, MixtureModel, PottsMixtureModel
+from pdvi.models.mixture import ABSENT, MixtureModel, PottsMixtureModel
 from pdvi.run.fit import fit
 from pdvi.run.running import RESTORED
 from pdvi.solvers import CAVI, P2DVI, PDVI, MemoizedVB
