@@ -42,7 +42,7 @@ from pdvi.spatial.views import (
     View,
     ViewSettings,
     drop_constant_features,
-    fit_rows,
+    fit_from,
     rows_of,
     shard_tissue,
     starts_of,
@@ -120,7 +120,7 @@ def fit_start(
     """Return a view's rows, and their fit from the first start alone."""
     X, own_types = rows_of(tissue, view, settings, types)
     start = starts_of(tissue, view, settings, X, own_types)[0]
-    return X, fit_rows(X, graph, start, own_types, settings.options)
+    return X, fit_from(X, graph, start, own_types, settings.options)
 
 
 def objective(X: np.ndarray, graph: ShardedGraph, fitted: MixtureFit) -> float:

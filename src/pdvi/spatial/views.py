@@ -121,7 +121,7 @@ def fit_view(
     starts = [start] if start is not None else starts_of(tissue, view, settings, X, types)
 
     def refit(probabilities: np.ndarray) -> MixtureFit:
-        return fit_rows(X, graph, probabilities, types, settings.options)
+        return fit_from(X, graph, probabilities, types, settings.options)
 
     fitted = min(map(refit, starts), key=lambda one: one.objective)
     if types is not None:
@@ -140,7 +140,7 @@ def rows_of(
     return tissue.averages[view.n_neighbors][:, :size], None
 
 
-def fit_rows(
+def fit_from(
     X: np.ndarray, graph: ShardedGraph, start: np.ndarray, types: np.ndarray | None, options: FitOptions
 ) -> MixtureFit:
     """Return one fit of a view's rows, from probabilities of the domains."""
