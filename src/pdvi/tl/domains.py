@@ -20,10 +20,11 @@ from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.pp.neighborhood import averages
 from pdvi.run.settings import solver_for
 from pdvi.shards.nearest import asked_once
+from pdvi.spatial.compile_ahead import compile_ahead
 from pdvi.spatial.transfer import keep_mixtures
 from pdvi.spatial.views import FEATURES, VIEWS, Tissue, View, ViewSettings, find_domains
 from pdvi.tl.large import LargeTissue
-from pdvi.tl.missing import blocks_of, is_users_own, make_missing, own_graph
+from pdvi.tl.missing import blocks_of, graph_pattern, is_users_own, make_missing, n_components, own_graph
 from pdvi.tl.results import write_domains
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def domains(
         stack.enter_context(told(progress))
         stack.enter_context(asked_once(1 + max(view.n_neighbors for view in VIEWS)))
         if blocks is None:
-            tissue = _tissue(adata, chosen, given, **where)
+            tissue = _tissue(adata, chosen, given, settings, stack, **where)
         else:
             limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor, "stages": stages}
             tissue, settings = _streamed(adata, blocks, chosen, settings, stack, limits, **where)
@@ -190,6 +191,8 @@ def _tissue(
     adata: AnnData,
     views: tuple[View, ...],
     given: str | None,
+    settings: ViewSettings,
+    stack: ExitStack,
     *,
     graph_key: str,
     sample_key: str | None,
@@ -197,9 +200,13 @@ def _tissue(
 ) -> Tissue:
     """Return what the views see, from arrays in memory; components and graph are made where they are missing."""
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    pattern, separate = graph_pattern(adata, graph_key, sample_key, spatial_key), separate_samples(coordinates, samples)
+    size = n_components(adata, given)
+    several = samples if samples.any() else None
+    stack.enter_context(compile_ahead(pattern, separate, several, views, size, settings))
     make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
     graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
-    places = (graph, separate_samples(coordinates, samples), samples if samples.any() else None)
+    places = (graph, separate, several)
     if given is not None:
         features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
         return Tissue(features, {FEATURES.n_neighbors: features}, *places)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scipy.sparse as sp
+from anndata import AnnData
 
 from pdvi import gr, pp
 from pdvi._anndata.blocks import Blocks, Part, is_on_disk
@@ -15,9 +16,7 @@ from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPON
 from pdvi._base.telling import tell
 from pdvi.mixtures.checks import check_graph
 
-if TYPE_CHECKING:
-    from anndata import AnnData
-
+MADE_COMPONENTS = inspect.signature(pp.spatial_components).parameters["n_components"].default
 COMPONENTS_MADE = "pdvi.pp.spatial_components"
 
 
@@ -111,6 +110,21 @@ def own_graph(adata: AnnData, graph_key: str, sample_key: str | None, made: sp.c
             raise ValueError(msg)
         return made
     return made if _joining(adata, graph_key, sample_key) else check_graph(adata.obsp[graph_key], adata.n_obs)
+
+
+def graph_pattern(adata: AnnData, graph_key: str, sample_key: str | None, spatial_key: str) -> sp.csr_array:
+    """Return the edges of the graph that ``adata`` has or that `make_missing` will make, the latter without weights."""
+    if graph_key in adata.obsp and not _joining(adata, graph_key, sample_key):
+        return check_graph(adata.obsp[graph_key], adata.n_obs)
+    bare = AnnData(obs=adata.obs[[sample_key] if sample_key else []], obsm={spatial_key: adata.obsm[spatial_key]})
+    gr.knn_graph(bare, sample_key=sample_key, spatial_key=spatial_key)
+    return sp.csr_array(bare.obsp[WEIGHTS])
+
+
+def n_components(adata: AnnData, use_rep: str | None) -> int:
+    """Return how many components ``adata`` has or will have, as far as that is known before they are made."""
+    made_of = use_rep or next((key for key in (SPATIAL_COMPONENTS, COMPONENTS) if key in adata.obsm), None)
+    return adata.obsm[made_of].shape[1] if made_of else min(MADE_COMPONENTS, adata.n_vars)
 
 
 def is_users_own(adata: AnnData) -> bool:
