@@ -214,14 +214,14 @@ class TracedShards(Shards):
 
 def precise_sum(x: Array) -> tuple[Array, Array]:
     """Return the sum of a vector as two numbers, the second being what rounding has taken from the first (Knuth)."""
-    high, low = x, jnp.zeros_like(x)
-    while high.shape[0] > 1:
-        if high.shape[0] % 2:
-            high, low = (jnp.concatenate([part, jnp.zeros_like(part[:1])]) for part in (high, low))
-        half = high.shape[0] // 2
-        a, b = high[:half], high[half:]
+
+    def add_pairs(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = one[0], other[0]
         total = a + b
         back = total - a
         error = (a - (total - back)) + (b - back)
-        high, low = total, low[:half] + low[half:] + error
-    return high[0], jnp.where(jnp.isfinite(high[0]), low[0], 0)
+        return total, one[1] + other[1] + error
+
+    zero = jnp.zeros((), x.dtype)
+    high, low = jax.lax.reduce((x, jnp.zeros_like(x)), (zero, zero), add_pairs, (0,))
+    return high, jnp.where(jnp.isfinite(high), low, 0)
