@@ -344,11 +344,11 @@ class Interrupted(Memory):
     def __init__(self, call):
         self.interrupt, self.calls = interrupt_at(call), 0
 
-    def run_to_stop(self, solver, state, good, batches, rules, history, watch):
-        is_evaluation = rules.at_start and history.counts[-1, 0] >= 0  # of a run on its way, to see how long it takes
+    def run_to_stop(self, solver, state, good, batches, rules):
+        is_evaluation = rules.at_start and rules.step > 0  # of a run on its way, to see how long it takes
         self.calls += not is_evaluation
         self.interrupt(self.calls)
-        return super().run_to_stop(solver, state, good, batches, rules, history, watch)
+        return super().run_to_stop(solver, state, good, batches, rules)
 
 
 @pytest.mark.parametrize("alone", [True, False])

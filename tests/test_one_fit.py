@@ -20,7 +20,8 @@ class Calls(list):
     def watch(self, fit):
         def watched(problem, solver, **settings):
             result = fit(problem, solver, **settings)
-            self.append((problem, solver, settings, result))
+            if settings["max_epochs"] > 1:  # one epoch: a program is compiled ahead
+                self.append((problem, solver, settings, result))
             return result
 
         return watched

@@ -92,8 +92,6 @@ class Executor(ABC):
         good: State | None,
         batches: np.ndarray,
         rules: Any,
-        history: Any,
-        watch: Any,
     ) -> Any:
         """Return where a run has come to, from log point to log point: where the executor ``runs_to_stop``."""
         raise NotImplementedError

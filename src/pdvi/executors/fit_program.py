@@ -22,12 +22,15 @@ from pdvi.executors.steps import TracedShards, compile_options, precise_sum, ste
 
 MAX_ROWS = 32  # of the trace in one call
 MAX_DRAWN = 2**22  # numbers of shards that are drawn for one call
-LONG_AGO = -(2**30)  # a step
 FEW_STEPS = 256  # room for batches: at least so many steps, and then powers of two
 
 
 class Rules(NamedTuple):
-    """What ends a run, and where it is; numbers, so that one program serves all."""
+    """When a call ends, and where the run is; numbers, so that one program serves all.
+
+    A call ends wherever the host has something to decide, and a little more often: each rule here is at least as wide
+    as that of `pdvi.run.stopping` or `pdvi.run.safeguard`, which look at more rows.
+    """
 
     step: Any  # steps made
     last: Any  # the step at which the budget ends
@@ -35,32 +38,16 @@ class Rules(NamedTuple):
     max_rows: Any  # log points of this call
     at_start: Any  # the first row is that of the state as it is
     hook_done: Any  # the host has called `on_segment_end`
-    has_event: Any  # the next row has an event already
     tol: Any
     abs_tol: Any
     grad_tol: Any
-    first_norm: Any  # of the gradient in the first row
-    low: Any  # least and largest objective so far
-    high: Any
+    grad_limit: Any  # a smaller gradient may end the run; not known at the start
+    previous: Any  # the objective of the newest row, as a sum of two numbers
+    n_small: Any  # of the newest changes of the objective, how many were within the tolerances
+    best: Any  # the least objective
     lower_bound: Any
-    may_rise: Any  # a rising objective is no reason to stop: the method cannot be more careful
-    slack: Any  # of the objective: a smaller rise is rounding
-    max_streak: Any  # rises in a row that are too many
-
-
-class History(NamedTuple):
-    """The newest rows of the trace before this call, the last one at the end."""
-
-    counts: Any  # (rows, 3): step, whether there is an event, notes
-    objective: Any  # (rows, 2): a sum of two numbers
-
-
-class Watch(NamedTuple):
-    """The state of the safeguard (`pdvi.run.safeguard`)."""
-
-    streak: Any
-    good_step: Any
-    objectives: Any  # (3, 2): first, best and previous, each a sum of two numbers
+    slack: Any  # of the objective: half of a rise that is more than rounding
+    may_rise: Any  # a rising objective is nothing to act on: the method has no penalty to increase
 
 
 class Rows(NamedTuple):
@@ -74,15 +61,16 @@ class Rows(NamedTuple):
 
 
 class Log(NamedTuple):
-    """All that changes at a log point only; rows are those of the history and those of this call."""
+    """All that changes at a log point only."""
 
     n_rows: Array
-    counts: Array  # as in `History`
-    numbers: Array  # objective (2), norms of the gradient by block, metrics
-    watch: Watch
-    low: Array
-    high: Array
-    is_good: Array  # the safeguard has nothing against the state
+    counts: Array  # (rows, 2): step, notes
+    numbers: Array  # (rows, ...): objective (2), norms of the gradient by block, metrics
+    previous: Array  # from here on as in `Rules`
+    n_small: Array
+    best: Array
+    grad_limit: Array
+    is_good: Array  # nothing speaks against the state
     stop: Array
 
 
@@ -129,8 +117,6 @@ def run_to_stop(
     key: Array,
     batches: np.ndarray,
     rules: Rules,
-    history: History,
-    watch: Watch,
 ) -> Outcome:
     """Run a fit until something stops it; ``batches`` are those of the steps from ``rules.step`` on.
 
@@ -140,7 +126,7 @@ def run_to_stop(
     room = max(FEW_STEPS, 1 << (most - 1).bit_length())
     padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
     padded[: len(batches)] = batches
-    arguments = (problem, solver, state, good, jax.random.key_data(key), padded, rules, history, watch)
+    arguments = (problem, solver, state, good, jax.random.key_data(key), padded, rules)
     arrays, rest = eqx.partition(arguments, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
     others, structure = jax.tree.flatten(rest)
     fixed, options = (tuple(others), structure), compile_options(arrays)
@@ -152,7 +138,7 @@ def run_to_stop(
     step, needs_host, n_rows = (int(value) for value in ends)
     rows = Rows(
         step=counts[:n_rows, 0],
-        notes=counts[:n_rows, 2],
+        notes=counts[:n_rows, 1],
         objective=numbers[:n_rows, :2],
         norms=numbers[:n_rows, 2:],
         metrics={name: values[:n_rows] for name, values in metrics.items()},
@@ -183,12 +169,9 @@ def _run(
     key: Array,
     batches: Array,
     rules: Rules,
-    history: History,
-    watch: Watch,
 ) -> tuple[State, State | None, dict[str, Any]]:
-    rules, history, watch = jax.tree.map(jnp.asarray, (rules, history, watch))
-    batch_size, n_before, dtype = batches.shape[1], history.counts.shape[0], state.lam.dtype
-    per_epoch = problem.steps_per_epoch(batch_size)
+    rules = jax.tree.map(jnp.asarray, rules)
+    batch_size, dtype, n_blocks = batches.shape[1], state.lam.dtype, len(problem.blocks)
 
     def metrics_of(state: State) -> dict[str, Any]:
         return solver.log_metrics(problem, TracedShards(problem, state))
@@ -208,32 +191,20 @@ def _run(
         """Evaluate a state, write its row, and judge it."""
         state, step, notes, log = operands
         objective, row, norm = measure(state)
-        has_event = (rules.has_event & (log.n_rows == n_before)) | (notes != 0) | solver.is_warmup
-        counts = jax.lax.dynamic_update_index_in_dim(
-            log.counts, jnp.stack([step, has_event.astype(jnp.int32), notes]), log.n_rows, 0
-        )
+        counts = jax.lax.dynamic_update_index_in_dim(log.counts, jnp.stack([step, notes]), log.n_rows, 0)
         numbers = jax.lax.dynamic_update_index_in_dim(log.numbers, row, log.n_rows, 0)
-        is_finite = jnp.isfinite(objective[0])
-        low, high = (
-            jax.lax.select(is_finite, choose(old, objective[0]), old)
-            for choose, old in ((jnp.minimum, log.low), (jnp.maximum, log.high))
-        )
-        before = _watch_anew(log.watch) if solver.is_warmup else log.watch
-        new_watch, trouble = _judge(before, step, objective, per_epoch, rules)
-        wrong = ~is_finite | (objective[0] < rules.lower_bound)
-        first_norm = jax.lax.select(
-            rules.at_start, _norm(numbers[n_before, 2 : 2 + len(problem.blocks)]), rules.first_norm
-        )
-        stop = (
-            wrong
-            | (trouble & ~rules.may_rise)
-            | _settled(counts, numbers, log.n_rows, per_epoch, rules)
-            | (_is_flat(counts, numbers, log.n_rows, high - low, rules) & (norm < rules.grad_tol * first_norm))
-            | (step >= rules.last)
-            | (log.n_rows + 1 - n_before >= rules.max_rows)
-        )
-        is_good = ~wrong & (new_watch.streak == 0)
-        return Log(log.n_rows + 1, counts, numbers, new_watch, low, high, is_good, stop)
+        n_rows, value, old = log.n_rows + 1, objective[0], log.previous[0]
+        change = jnp.abs((value - old) + (objective[1] - log.previous[1]))
+        n_small = (log.n_small + 1) * (change < rules.tol * jnp.abs(old) + rules.abs_tol)
+        wrong = ~(jnp.isfinite(value) & (value >= rules.lower_bound))
+        # what explores may rise
+        rose = value > log.best + rules.slack * jnp.abs(log.best) if not solver.is_warmup else jnp.asarray(False)
+        is_first = rules.at_start & (log.n_rows == 0)
+        grad_limit = jax.lax.select(is_first, rules.grad_tol * norm, log.grad_limit)
+        stop = wrong | (rose & ~rules.may_rise) | (n_small >= 2) | (norm < grad_limit)
+        stop |= (step >= rules.last) | (n_rows >= rules.max_rows)
+        best, is_good = jnp.minimum(log.best, value), ~wrong & (rules.may_rise | ~rose)
+        return Log(n_rows, counts, numbers, objective, n_small, best, grad_limit, is_good, stop)
 
     def body(c: Carry) -> Carry:
         at_start, hook_done = c.is_first & rules.at_start, c.is_first & rules.hook_done
@@ -259,73 +230,22 @@ def _run(
         notes = shards.notes * ~is_log_point
         return Carry(state, good, step, jnp.asarray(False), notes, log, shards.needs_host)
 
-    width = 2 + len(problem.blocks) + len(names)
-    counts = jnp.concatenate([history.counts, jnp.zeros((MAX_ROWS, 3), jnp.int32)])
-    numbers = jnp.zeros((n_before + MAX_ROWS, width), dtype).at[:n_before, :2].set(history.objective)
-    no = jnp.asarray(False)
-    log = Log(jnp.asarray(n_before, jnp.int32), counts, numbers, watch, rules.low, rules.high, no, no)
-    first = Carry(state, good, rules.step, jnp.asarray(True), jnp.asarray(0, jnp.int32), log, no)
+    counts, numbers = jnp.zeros((MAX_ROWS, 2), jnp.int32), jnp.zeros((MAX_ROWS, 2 + n_blocks + len(names)), dtype)
+    no, nothing = jnp.asarray(False), jnp.asarray(0, jnp.int32)
+    log = Log(nothing, counts, numbers, rules.previous, rules.n_small, rules.best, rules.grad_limit, no, no)
+    first = Carry(state, good, rules.step, jnp.asarray(True), nothing, log, no)
     end = jax.lax.while_loop(lambda c: ~(c.log.stop | c.needs_host), body, first)
-    ends = jnp.stack([end.step, end.needs_host.astype(jnp.int32), end.log.n_rows - n_before])
-    counts, numbers = end.log.counts[n_before:], end.log.numbers[n_before:]
-    metrics = {name: numbers[:, i - len(names)] for i, name in enumerate(names)}
+    ends = jnp.stack([end.step, end.needs_host.astype(jnp.int32), end.log.n_rows])
+    numbers, n_known = end.log.numbers, 2 + n_blocks
+    metrics = {name: numbers[:, n_known + i] for i, name in enumerate(names)}
     return (
         end.state,
         end.good,
-        {"ends": ends, "counts": counts, "numbers": numbers[:, : width - len(names)], "metrics": metrics},
+        {"ends": ends, "counts": end.log.counts, "numbers": numbers[:, :n_known], "metrics": metrics},
     )
-
-
-def _watch_anew(watch: Watch) -> Watch:
-    """Return the safeguard's state before any row."""
-    nothing = jnp.zeros_like(watch.objectives).at[:, 0].set(jnp.inf)
-    return Watch(jnp.zeros_like(watch.streak), jnp.zeros_like(watch.good_step), nothing)
 
 
 def _norm(x: Array) -> Array:
     """Return the norm of a vector; large entries do not overflow."""
     size = jnp.abs(x).max(initial=jnp.finfo(x.dtype).tiny)
     return size * jnp.sqrt(jnp.sum((x / size) ** 2))
-
-
-def _difference(a: Array, b: Array) -> Array:
-    return (a[0] - b[0]) + (a[1] - b[1])
-
-
-def _judge(watch: Watch, step: Array, objective: Array, per_epoch: int, rules: Rules) -> tuple[Watch, Array]:
-    """As `pdvi.run.safeguard.Safeguard.judge`."""
-    first, best, previous = watch.objectives
-    first = jax.lax.select(jnp.isinf(first[0]), objective, first)
-    best = jax.lax.select(_difference(objective, best) < 0, objective, best)
-    rounding = rules.slack * jnp.abs(previous[0]) + 1e-12 * jnp.abs(first[0])
-    rising = _difference(objective, previous) > rounding
-    lost = _difference(objective, best) > 0.5 * _difference(first, best) + 1e-3 * jnp.abs(best[0])
-    is_bad, is_finite = rising | lost, jnp.isfinite(objective[0])
-    streak = (watch.streak + 1) * is_bad
-    good_step = jax.lax.select(is_bad, watch.good_step, step)
-    trouble = (streak >= rules.max_streak) & (step - good_step >= rules.max_streak * per_epoch)
-    new = Watch(streak, good_step, jnp.stack([first, best, objective]))
-    return jax.tree.map(lambda a, b: jax.lax.select(is_finite, a, b), new, watch), trouble & is_finite
-
-
-def _settled(counts: Array, numbers: Array, newest: Array, per_epoch: int, rules: Rules) -> Array:
-    """As `pdvi.run.stopping.settled`."""
-    step, has_event, index = counts[:, 0], counts[:, 1], jnp.arange(counts.shape[0])
-
-    def an_epoch_before(i: Array) -> Array:
-        return jnp.max((index + 1) * ((index < i) & (step[i] - step >= per_epoch))) - 1
-
-    middle = an_epoch_before(newest)
-    oldest = an_epoch_before(middle)  # -1: there is none
-    is_quiet = ~jnp.any((has_event != 0) & (index >= oldest) & (index <= newest))
-    values = numbers[:, :2][jnp.stack([newest, middle, oldest])]
-    change = jnp.abs((values[:-1] - values[1:]).sum(1))
-    is_small = (change < rules.tol * jnp.abs(values[1:, 0]) + rules.abs_tol).all()
-    return (oldest >= 0) & is_quiet & is_small
-
-
-def _is_flat(counts: Array, numbers: Array, newest: Array, span: Array, rules: Rules) -> Array:
-    """As `pdvi.run.stopping.flat`, the gradient left out."""
-    is_known = (newest > 0) & (counts[newest - 1, 0] != LONG_AGO)
-    change = jnp.abs(_difference(numbers[newest, :2], numbers[newest - 1, :2]))
-    return is_known & (change <= rules.grad_tol * span)

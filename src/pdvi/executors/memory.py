@@ -14,7 +14,7 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, traced
 from pdvi.core.problem import Problem, shape_of
 from pdvi.core.solver import After, LocalUpdateFn, ShardFn, Solver, State, add
-from pdvi.executors.fit_program import History, Outcome, Rules, Watch, run_to_stop
+from pdvi.executors.fit_program import Outcome, Rules, run_to_stop
 from pdvi.executors.steps import compiled, folded, init_shard_states, run_steps, visited
 from pdvi.shards.stacking import put, take
 
@@ -59,11 +59,9 @@ class Memory(Executor):
         good: State | None,
         batches: np.ndarray,
         rules: Rules,
-        history: History,
-        watch: Watch,
     ) -> Outcome:
         """Return where a run has come to, from log point to log point, in one compiled program."""
-        return run_to_stop(self.problem, traced(solver), state, good, self._key, batches, rules, history, watch)
+        return run_to_stop(self.problem, traced(solver), state, good, self._key, batches, rules)
 
     def visit(
         self, state: State, visitor: LocalUpdateFn, told: Any, shards: np.ndarray | None = None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdvi.core.problem import Problem
-from pdvi.executors.fit_program import LONG_AGO, History, Outcome, Rules, Watch, as_pair, rows_of_batches
+from pdvi.executors.fit_program import Outcome, Rules, as_pair, rows_of_batches
 from pdvi.executors.steps import NOTES
 from pdvi.run.safeguard import Safeguard
 
@@ -19,6 +19,7 @@ MIN_ROW_SECONDS = 1e-3  # of a log point, from which on its evaluation is told a
 SMALL_SIZE = 2**26  # numbers of data that are worked through in a first call, of which nothing is known
 
 MAX_STEPS = 2**30  # that a 32-bit integer counts
+WIDER = 1 + 1e-5  # times: the program's tolerances, whose rounding must not decide
 
 TraceRows = list[dict[str, Any]]
 
@@ -30,66 +31,50 @@ class Tolerances(NamedTuple):
     abs_tol: float = 0.0
     grad_tol: float = 0.0
 
+    def of(self, objective: float) -> float:
+        """Return how much an objective may change from one log point to the next when a run has settled."""
+        return self.tol * abs(objective) + self.abs_tol
+
 
 def rules_for(
     rows: TraceRows,
+    safeguard: Safeguard,
     tolerances: Tolerances,
     *,
     step: int,
     last: int,
     stride: int,
     max_rows: int,
-    at_start: bool,
     hook_done: bool,
-    has_event: bool,
     lower_bound: float,
     may_rise: bool,
 ) -> Rules:
-    """Return what ends a run as numbers of the types that the program takes."""
-    values = np.array([row["objective"] for row in rows])
-    finite = values[np.isfinite(values)]
+    """Return what ends a call, in the types that the program takes; without ``rows`` it starts with that of the start.
+
+    The program looks at changes from one row to the next.
+    """
     real = np.dtype(jnp.result_type(float))
+    previous = rows[-1]["objective"] if rows else np.nan
+    is_small = len(rows) > 1 and abs(previous - rows[-2]["objective"]) < tolerances.of(rows[-2]["objective"])
+    whole = {"step": step, "last": min(last, MAX_STEPS), "stride": stride, "max_rows": max_rows, "n_small": is_small}
+    values = {
+        "tol": WIDER * tolerances.tol,
+        "abs_tol": WIDER * tolerances.abs_tol,
+        "grad_tol": WIDER * tolerances.grad_tol,
+        "grad_limit": WIDER * tolerances.grad_tol * rows[0]["grad_norm"] if rows else 0.0,
+        "best": safeguard.best,
+        "lower_bound": lower_bound,
+        "slack": 0.5 * Safeguard.slack,
+    }
     with np.errstate(over="ignore"):
         return Rules(
-            step=np.asarray(step, np.int32),
-            last=np.asarray(min(last, MAX_STEPS), np.int32),
-            stride=np.asarray(stride, np.int32),
-            max_rows=np.asarray(max_rows, np.int32),
-            at_start=np.asarray(at_start),
+            **{name: np.asarray(value, np.int32) for name, value in whole.items()},
+            **{name: np.asarray(value, real) for name, value in values.items()},
+            at_start=np.asarray(not rows),
             hook_done=np.asarray(hook_done),
-            has_event=np.asarray(has_event),
-            tol=np.asarray(tolerances.tol, real),
-            abs_tol=np.asarray(tolerances.abs_tol, real),
-            grad_tol=np.asarray(tolerances.grad_tol, real),
-            first_norm=np.asarray(rows[0]["grad_norm"] if rows else 0, real),
-            low=np.asarray(finite.min(initial=np.inf), real),
-            high=np.asarray(finite.max(initial=-np.inf), real),
-            lower_bound=np.asarray(lower_bound, real),
             may_rise=np.asarray(may_rise),
-            slack=np.asarray(Safeguard.slack, real),
-            max_streak=np.asarray(Safeguard.rises, np.int32),
+            previous=as_pair(previous, real),
         )
-
-
-def history_of(rows: TraceRows, steps_per_epoch: int, stride: int) -> History:
-    """Return the newest rows of the trace, as many as the stopping rule looks at."""
-    room = 1 << (2 * -(-steps_per_epoch // stride)).bit_length()
-    real = np.dtype(jnp.result_type(float))
-    counts, objective = np.tile(np.array([LONG_AGO, 1, 0], np.int32), (room, 1)), np.zeros((room, 2), real)
-    newest = rows[-room:]
-    for i, row in enumerate(newest, start=room - len(newest)):
-        counts[i, :2], objective[i] = (row["step"], bool(row["event"])), as_pair(row["objective"], real)
-    return History(counts, objective)
-
-
-def watch_of(safeguard: Safeguard, steps_per_epoch: int) -> Watch:
-    """Return the state of the safeguard."""
-    real = np.dtype(jnp.result_type(float))
-    return Watch(
-        np.asarray(safeguard.streak, np.int32),
-        np.asarray(round(safeguard.good_epoch * steps_per_epoch), np.int32),
-        np.stack([as_pair(value, real) for value in (safeguard.first, safeguard.best, safeguard.previous)]),
-    )
 
 
 def numbers_of(problem: Problem, end: Outcome, i: int) -> dict[str, float]:
@@ -109,13 +94,21 @@ def notes_of(end: Outcome, i: int) -> list[str]:
 
 
 def rows_at_once(
-    problem: Problem, batch_size: int, stride: int, max_rows: int, row_seconds: float | None, left: float | None
+    problem: Problem,
+    batch_size: int,
+    stride: int,
+    tolerances: Tolerances,
+    row_seconds: float | None,
+    left: float | None,
 ) -> int:
     """Return for how many log points the program may run: not for long, nor far beyond the budget.
 
-    ``row_seconds``: of a log point, None if it is not known yet; ``left``: seconds of the budget.
+    ``row_seconds``: of a log point, None if it is not known yet; ``left``: seconds of the budget. The program compares
+    rows with the one before; where rows are less than an epoch apart only the host knows which to compare.
     """
-    most = min(max_rows, rows_of_batches(stride, batch_size))
+    if stride < problem.steps_per_epoch(batch_size) and any(tolerances):
+        return 1
+    most = rows_of_batches(stride, batch_size)
     if row_seconds is None:
         numbers = sum(leaf.size for leaf in jax.tree.leaves(problem.shards))
         work = numbers * most * max(1.0, stride * batch_size / problem.n_shards)

@@ -24,12 +24,10 @@ from pdvi.run.program import (
     LARGE_STATE,
     MIN_ROW_SECONDS,
     Tolerances,
-    history_of,
     notes_of,
     numbers_of,
     rows_at_once,
     rules_for,
-    watch_of,
 )
 from pdvi.run.safeguard import Safeguard
 from pdvi.run.sampling import Sampling, batches, sampling_for
@@ -92,6 +90,8 @@ class Run:
         self.evaluation_seconds: float | None = None
         self.uncounted = 0.0  # seconds of calls that made no steps
         self.failed = False
+        # the method has no penalty to increase: its objective may rise and fall
+        self.may_rise = type(self.solver).increase_penalty is Solver.increase_penalty
         self.bound = float(problem.model.lower_bound()) if offers(problem.model, Bounded) else -np.inf
         self.safeguard = Safeguard()
         for row in self.rows:
@@ -192,16 +192,17 @@ class Run:
             self.in_program, n_rows = True, len(self.rows)
             while len(self.rows) == n_rows:
                 left = None if max_seconds is None else max_seconds - self.seconds
-                self._run_program(last, tolerances, self._rows_at_once(max_rows, left))
+                self._run_program(last, tolerances, min(max_rows, self._rows_at_once(tolerances, left)))
             return
         if self.rows:
             self.advance(last)
         self.log()
         self.guard()
 
-    def _rows_at_once(self, max_rows: int, left: float | None) -> int:
-        max_rows = 1 if self._is_large else max_rows
-        return rows_at_once(self.problem, self.batch_size, self.stride, max_rows, self.row_seconds, left)
+    def _rows_at_once(self, tolerances: Tolerances, left: float | None) -> int:
+        if self._is_large:
+            return 1
+        return rows_at_once(self.problem, self.batch_size, self.stride, tolerances, self.row_seconds, left)
 
     @property
     def _is_large(self) -> bool:
@@ -213,7 +214,7 @@ class Run:
         solver = self.solver if self.segment is None else self.segment.solver
         pending = self.executor.events()
         stop = min(last, (self.step // self.stride + max_rows) * self.stride)
-        end = self._call_program(solver, tolerances, stop, last, max_rows, not self.rows, bool(pending))
+        end = self._call_program(solver, self.rows, tolerances, stop, last, max_rows)
         self.state, self.step, self.hook_done = end.state, end.step, False
         self.good = self.good if end.good is None else end.good
         seconds, n_rows = time.perf_counter() - began, len(end.rows.step)
@@ -243,27 +244,25 @@ class Run:
     def _call_program(
         self,
         solver: Solver,
+        rows: list[dict[str, Any]],
         tolerances: Tolerances,
         stop: int,
         last: int,
         max_rows: int,
-        at_start: bool,
-        has_event: bool,
     ) -> Outcome:
-        """Return where the compiled program has come to, which has batches up to ``stop``."""
+        """Return where the compiled program has come to after ``rows``; it has batches up to ``stop``."""
         stop = max(stop, self.step + 1)
         rules = rules_for(
-            self.rows,
+            rows,
+            self.safeguard,
             tolerances,
             step=self.step,
             last=last,
             stride=self.stride,
             max_rows=max_rows,
-            at_start=at_start,
             hook_done=self.hook_done,
-            has_event=has_event,
             lower_bound=self.bound,
-            may_rise=type(self.solver).increase_penalty is Solver.increase_penalty,
+            may_rise=self.may_rise,
         )
         return self.executor.run_to_stop(
             solver,
@@ -271,8 +270,6 @@ class Run:
             None if self._is_large else self.good,
             batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size),
             rules,
-            history_of(self.rows, self.steps_per_epoch, self.stride),
-            watch_of(self.safeguard, self.steps_per_epoch),
         )
 
     def _add_rows(self, end: Outcome, solver: Solver, pending: list[str], first_step: int, seconds: float) -> None:
@@ -309,7 +306,7 @@ class Run:
 
     def _measured(self) -> dict[str, float]:
         """Return what the compiled program says of the state as it is: the same bits as in other rows."""
-        end = self._call_program(self.solver, Tolerances(), self.step + 1, self.step + 1, 1, True, False)
+        end = self._call_program(self.solver, [], Tolerances(), self.step + 1, self.step + 1, 1)
         return numbers_of(self.problem, end, 0)
 
     def _check_start(self, row: dict[str, Any]) -> None:
@@ -361,13 +358,13 @@ class Run:
         impossible = objective < self.bound
         if impossible:
             trouble = f"the objective is below {self.bound:g}, the least that the model says it can be"
-        if trouble is None:
-            if self.safeguard.streak == 0:
+        if trouble is None or (self.may_rise and np.isfinite(objective) and not impossible):
+            if self.safeguard.streak == 0 or self.may_rise:
                 self.good = self.state
             return
         careful = self.solver.increase_penalty(self.good.server, Safeguard.factor)
         if careful is None and np.isfinite(objective) and not impossible:
-            return  # a method without a penalty to enlarge may rise and fall
+            return
         tries = sum(RESTORED in row["event"] for row in self.rows)
         self.failed = careful is None or tries >= Safeguard.tries
         action = RESTORED
