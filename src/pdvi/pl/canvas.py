@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
 
 RASTER_ABOVE = 100_000  # spots; more are drawn as an image (a tenth of that in small panels)
-FINE = 20_000  # spots; from here on discs overlap a little
 PIXELS = 1_200  # along the longer side of such an image, at most
-PANEL = 4.5  # inches, the height of a single map
-MARGIN = 0.03  # of the longer side
 
 
 def panels(
@@ -28,7 +25,7 @@ def panels(
     ax: Axes | np.ndarray | None = None,
     extra: float = 0.0,
     ncols: int = 4,
-    height: float = PANEL,
+    height: float = 4.5,
 ) -> np.ndarray:
     """Return an array of ``n`` axes: those given, or new ones that follow the data's shape, ``extra`` inches wider."""
     if ax is not None:
@@ -46,18 +43,15 @@ def panels(
 def frame(ax: Axes, xy: np.ndarray, *, flip: bool) -> None:
     """Give the axes equal aspect and no ticks, and the y axis downwards (``flip``) as on an image."""
     low, high = xy.min(0), xy.max(0)
-    margin = (MARGIN if (high > low).any() else 0.5) * _span(low, high)
+    margin = (0.03 if (high > low).any() else 0.5) * _span(xy)
     ax.set_xlim(low[0] - margin, high[0] + margin)
     ax.set_ylim(*((high[1] + margin, low[1] - margin) if flip else (low[1] - margin, high[1] + margin)))
-    ax.set_aspect("equal")
-    ax.set_xticks([])
-    ax.set_yticks([])
-    for side in ax.spines.values():
-        side.set_visible(False)
+    ax.set(aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
 
 
 class Spots:
-    """Spots of one panel or of several small ones: discs in units of the data, or pixels when they are many."""
+    """Spots of a panel, or of several ``small`` ones: discs in units of the data, or pixels when they are many."""
 
     def __init__(self, xy: np.ndarray, size: float | None = None, *, small: bool = False):
         self.xy = xy
@@ -65,13 +59,13 @@ class Spots:
         if len(xy) > RASTER_ABOVE // (10 if small else 1):
             self.grid = _Grid(xy, size, PIXELS // (3 if small else 1))
         elif size is None:
-            # where discs are about a pixel, gaps between them would only make the colours pale
-            self.size = spacing(xy) * (1.2 if len(xy) < FINE else 1.7)
+            # where discs are about a pixel, gaps between them would only make the colors pale
+            self.size = spacing(xy) * (1.2 if len(xy) < 20_000 else 1.7)
         else:
             self.size = size
 
     def labels(self, ax: Axes, codes: np.ndarray, colors: Sequence[str]) -> None:
-        """Draw every spot in the colour of its code; -1 takes the last colour. A pixel takes the most frequent one."""
+        """Draw every spot in the color of its code (-1: the last color), a pixel in that of the most frequent one."""
         from matplotlib.colors import to_rgba_array
 
         rgba = to_rgba_array(colors)
@@ -88,7 +82,7 @@ class Spots:
         self.grid.show(ax, self.grid.closed(image) * self.grid.filled[..., None])
 
     def values(self, ax: Axes, numbers: np.ndarray, *, cmap: Colormap, norm: Normalize) -> ScalarMappable:
-        """Draw every spot in the colour of its number, a pixel in that of the mean; return what a colour bar needs."""
+        """Draw every spot in the color of its number, a pixel in that of the mean; return what a color bar needs."""
         if self.grid is None:
             discs = self._discs(ax, cmap=cmap, norm=norm)
             discs.set_array(np.asarray(numbers, float))
@@ -100,11 +94,8 @@ class Spots:
     def _discs(self, ax: Axes, **looks: Any) -> EllipseCollection:
         from matplotlib.collections import EllipseCollection
 
-        diameter = np.full(1, self.size)
         discs = EllipseCollection(
-            diameter,
-            diameter,
-            np.zeros(1),
+            *([self.size], [self.size], [0.0]),
             units="xy",  # of the data, so that discs touch at any size of the figure
             offsets=self.xy,
             offset_transform=ax.transData,
@@ -117,37 +108,34 @@ class Spots:
 
 
 def spacing(xy: np.ndarray) -> float:
-    """Estimate the distance between neighbours from the sixth-nearest of a few hundred spots.
+    """Estimate the distance between neighbors from the sixth-nearest of a few hundred spots.
 
     At most a tenth of the longer side, so that a handful of spots is a handful of discs.
     """
     n = len(xy)
     if n > RASTER_ABOVE:
-        low, high = xy.min(0), xy.max(0)
-        return _coarse_spacing(xy, low, _span(low, high))
+        return _coarse_spacing(xy)
     some = xy[:: max(1, n // 500)]
     k = min(7, n)
     distance = np.asarray(cKDTree(xy).query(some, k=[k])[0])[:, 0]
     typical = float(np.median(distance)) * np.sqrt(np.pi / max(k - 1, 1))  # a disc of so many spots
-    span = _span(xy.min(0), xy.max(0))
-    return min(typical if typical > 0 else span / np.sqrt(n), span / 10)
+    return min(typical if typical > 0 else _span(xy) / np.sqrt(n), _span(xy) / 10)
 
 
 class _Grid:
     """Pixels that hold about a spot or more each; holes are closed from the nearest pixels."""
 
     def __init__(self, xy: np.ndarray, size: float | None, most: int):
+        from scipy.ndimage import binary_closing, distance_transform_edt
+
         low, high = xy.min(0), xy.max(0)
-        span = _span(low, high)
-        pixel = max(span / most, _coarse_spacing(xy, low, span) if size is None else size)
+        pixel = max(_span(xy) / most, _coarse_spacing(xy) if size is None else size)
         columns, rows = np.floor((high - low) / pixel).astype(int) + 1
         self.shape = int(rows), int(columns)
         column, row = np.floor((xy - low) / pixel).astype(np.int64).T
         self.at = row * columns + column
         self.extent = (low[0], low[0] + columns * pixel, low[1], low[1] + rows * pixel)
         self.count = self.sums(None)
-        from scipy.ndimage import binary_closing, distance_transform_edt
-
         occupied = np.pad(self.count > 0, 2)
         self.filled = binary_closing(occupied, np.ones((3, 3), bool), iterations=2)[2:-2, 2:-2]
         self.nearest = distance_transform_edt(self.count == 0, return_distances=False, return_indices=True)
@@ -161,25 +149,21 @@ class _Grid:
         return image[tuple(self.nearest)]
 
     def show(self, ax: Axes, image: np.ndarray, **colors: Any) -> ScalarMappable:
-        """Show an image in the units of the data; the limits of the axes stay."""
-        limits = ax.get_xlim(), ax.get_ylim()
-        shown = ax.imshow(image, extent=self.extent, origin="lower", interpolation="nearest", **colors)
-        ax.set_xlim(*limits[0])
-        ax.set_ylim(*limits[1])
-        return shown
+        """Show an image in the units of the data."""
+        return ax.imshow(image, extent=self.extent, origin="lower", interpolation="nearest", **colors)
 
 
-def _span(low: np.ndarray, high: np.ndarray) -> float:
+def _span(xy: np.ndarray) -> float:
     """The longer side; 1 where all spots are in one place."""
-    return float((high - low).max()) or 1.0
+    return float(np.ptp(xy, axis=0).max()) or 1.0
 
 
-def _coarse_spacing(xy: np.ndarray, low: np.ndarray, span: float) -> float:
+def _coarse_spacing(xy: np.ndarray) -> float:
     """As `spacing`, from how much of a coarse grid is occupied: a tree of millions of spots would take seconds."""
     bins = int(np.clip(np.sqrt(len(xy) / 30), 10, 400))
-    column, row = np.minimum((xy - low) / span * bins, bins - 1).astype(int).T
+    column, row = np.minimum((xy - xy.min(0)) / _span(xy) * bins, bins - 1).astype(int).T
     occupied = int(np.count_nonzero(np.bincount(row * bins + column, minlength=bins * bins) > 2))
-    return span / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
+    return _span(xy) / bins * float(np.sqrt(max(occupied, 1) / len(xy)))
 
 
 def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
@@ -191,8 +175,7 @@ def plain(n: int, ax: np.ndarray | None) -> np.ndarray:
     else:
         axes = _given(ax, n)
     for each in axes:
-        for side in ("top", "right"):
-            each.spines[side].set_visible(False)
+        each.spines[["top", "right"]].set_visible(False)
     return axes
 
 

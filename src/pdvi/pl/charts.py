@@ -99,8 +99,7 @@ def composition(adata: AnnData, *, key: str = DOMAIN, ax: Axes | None = None) ->
     ax.set_ylabel("domain")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    bar = ax.figure.colorbar(image, ax=ax, label="share", shrink=0.8)
-    bar.outline.set_visible(False)
+    ax.figure.colorbar(image, ax=ax, label="share", shrink=0.8).outline.set_visible(False)
     return ax
 
 

@@ -1,11 +1,10 @@
-"""Colours for many categories."""
+"""Colors for many categories."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 from scipy.optimize import linear_sum_assignment
 
@@ -44,8 +43,8 @@ def kept_colors(adata: AnnData, key: str, labels: pd.Series) -> list[str]:
 
     The earlier fit is the one under the same key, else the last that `tl.domains` wrote; without one, a palette.
     """
-    noted = [name for name in adata.uns if is_fit(adata.uns[name])]
-    fits = [name for name in noted if name in adata.obs and keys.colors(name) in adata.uns]
+    uns = adata.uns
+    fits = [name for name in uns if is_fit(uns[name]) and name in adata.obs and keys.colors(name) in uns]
     earlier = key if key in fits else fits[-1] if fits else None
     if earlier is None:
         return palette(len(labels.cat.categories))
@@ -58,11 +57,9 @@ def matching_colors(labels: pd.Series, others: pd.Series, colors: Sequence[str])
 
     Both are categorical, ``colors`` are those of ``others``; labels that are left over get colours of their own.
     """
-    table = pd.crosstab(labels.cat.codes, others.cat.codes)
-    table = table.reindex(range(len(labels.cat.categories)), fill_value=0)
-    table = table.reindex(range(len(others.cat.categories)), fill_value=0, axis=1)
+    rows, columns = range(len(labels.cat.categories)), range(len(others.cat.categories))
+    table = pd.crosstab(labels.cat.codes, others.cat.codes).reindex(index=rows, columns=columns, fill_value=0)
     matched = dict(zip(*linear_sum_assignment(table.to_numpy(), maximize=True)))
     taken = {str(colors[int(k)]).upper() for k in matched.values()}
-    unused = [color for color in COLORS if color.upper() not in taken]
-    spare = iter([*unused, *palette(len(table))])
-    return [str(colors[int(matched[k])]) if k in matched else next(spare) for k in np.arange(len(table))]
+    spare = iter([*(color for color in COLORS if color.upper() not in taken), *palette(len(rows))])
+    return [str(colors[int(matched[k])]) if k in matched else next(spare) for k in rows]

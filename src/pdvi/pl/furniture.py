@@ -1,4 +1,4 @@
-"""What stands beside or on a map: the legend, a scale bar, titles, the image of the tissue beneath it."""
+"""What stands beside or on a map: the legend, a scale bar, the image of the tissue beneath it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,15 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend
-    from matplotlib.text import Text
 
     from pdvi._anndata.image import TissueImage
 
-LINE = 0.29  # inches of a legend's line
-MOST_LINES = 24
-BAR = 0.25  # of a map's width, at most
-NICE = np.array([1.0, 2.0, 5.0])  # times a power of ten, of a bar
-
-
-def plain_text(text: Text) -> None:
-    """Show a text as it is: dollars are no mathematics in a label."""
-    text.set_parse_math(False)
-
-
-def title(ax: Axes, name: str, *, size: str = "large") -> None:
-    """Give a map a title, as it is."""
-    plain_text(ax.set_title(name, fontsize=size))
-
 
 def legend(ax: Axes, entries: Sequence[tuple[str, str]], height: float) -> Legend:
-    """Draw names and colours on the right of the axes, in as many columns as fit into this height in inches."""
+    """Draw names and colors on the right of the axes, in as many columns as fit into this height in inches."""
     from matplotlib.lines import Line2D
 
-    lines = int(np.clip((height - 0.3) / LINE, 4, MOST_LINES))
+    lines = int(np.clip((height - 0.3) / 0.29, 4, 24))
     handles = [Line2D([], [], linestyle="", marker="o", markersize=7, color=color) for _, color in entries]
     made = ax.legend(
         handles,
@@ -48,7 +32,7 @@ def legend(ax: Axes, entries: Sequence[tuple[str, str]], height: float) -> Legen
         fontsize="medium",
     )
     for each in made.get_texts():
-        plain_text(each)
+        each.set_parse_math(False)  # dollars are no mathematics in a label
     return made
 
 
@@ -63,8 +47,8 @@ def scale_bar(ax: Axes, microns_per_unit: float) -> None:
     """Draw a bar of a round length in micrometres or millimetres in the lower left corner."""
     left, right = ax.get_xlim()
     low, high = ax.get_ylim()  # the lower edge first, whichever way the axis points
-    most = BAR * abs(right - left) * microns_per_unit
-    lengths = NICE * 10.0 ** np.floor(np.log10(most))
+    most = 0.25 * abs(right - left) * microns_per_unit
+    lengths = np.array([1.0, 2.0, 5.0]) * 10.0 ** np.floor(np.log10(most))
     length = float(lengths[lengths <= most * (1 + 1e-9)].max())
     units = length / microns_per_unit
     x, y = left + 0.03 * (right - left), low + 0.03 * (high - low)
@@ -74,10 +58,7 @@ def scale_bar(ax: Axes, microns_per_unit: float) -> None:
 
 
 def tissue(ax: Axes, image: TissueImage) -> None:
-    """Show the image below all else, in units of the coordinates; the limits of the axes stay."""
-    limits = ax.get_xlim(), ax.get_ylim()
+    """Show the image below all else, in units of the coordinates."""
     high, wide = image.pixels.shape[:2]
     extent = (-0.5 / image.scale, (wide - 0.5) / image.scale, (high - 0.5) / image.scale, -0.5 / image.scale)
     ax.imshow(image.pixels, extent=extent, origin="upper", zorder=-1, cmap="gray" if image.pixels.ndim == 2 else None)
-    ax.set_xlim(*limits[0])
-    ax.set_ylim(*limits[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 BESIDE_TISSUE = 0.9  # of the spacing: spots on an image leave some of it to be seen
 
 
+class MapOptions(TypedDict, total=False):
+    """The parameters that all maps take; `domains` says what they are."""
+
+    spatial_key: str
+    basis: str | None
+    sample_key: str | None
+    size: float | None
+    image: bool
+    ax: Axes | np.ndarray | None
+
+
 def domains(
     adata: AnnData,
     *,
@@ -42,7 +53,7 @@ def domains(
     Parameters
     ----------
     key
-        column of obs; colours come from ``uns[key_colors]`` if they are there, otherwise from `palette`.
+        column of obs; colors come from ``uns[key_colors]`` if they are there, otherwise from `palette`.
     spatial_key
         coordinates in obsm.
     basis
@@ -71,14 +82,14 @@ def domains(
     names = [str(name) for name in column.cat.categories]
     codes = column.cat.codes.to_numpy()
     colors = colors_of(adata, key, len(names))
-    missing = bool((codes < 0).any())
 
     def draw(spots: canvas.Spots, each: Axes, rows: Any) -> None:
         spots.labels(each, codes[rows], [*colors, MISSING])
 
-    axes = _draw(adata, draw, spatial_key, basis, sample_key, size, image, ax, title=key if title is None else title)
+    options: MapOptions = {"spatial_key": spatial_key, "basis": basis, "sample_key": sample_key, "size": size}
+    axes = _draw(adata, draw, image=image, ax=ax, title=key if title is None else title, **options)
     if legend and names:
-        entries = [*zip(names, colors), *([("not labelled", MISSING)] if missing else [])]
+        entries = [*zip(names, colors), *([("not labelled", MISSING)] if (codes < 0).any() else [])]
         last = axes[min(len(axes), 4) - 1 if ax is None else -1]
         width, height = last.figure.canvas.figure.get_size_inches()
         made = furniture.legend(last, entries, height)
@@ -119,7 +130,8 @@ def probabilities(
     """
     from matplotlib.colors import Normalize
 
-    _check_size(size)
+    if size is not None:
+        positive("size", size)
     whole("ncols", ncols, least=1)
     column = _column(adata, key)
     key_in(adata.obsm, keys.probability(key), "adata.obsm", MAKES_DOMAINS)
@@ -133,94 +145,75 @@ def probabilities(
             msg = f"`domains` must be among {names}, got {name!r}."
             raise ValueError(msg)
     xy, flip = _coordinates(adata, spatial_key, basis)
-    xy = _side_by_side(xy, _samples(adata, sample_key)[1])
+    xy, right = xy.copy(), 0.0
+    for rows in _samples(adata, sample_key)[1]:  # side by side
+        xy[rows] += [right - xy[rows, 0].min(), -xy[rows, 1].min()]
+        right = 1.1 * float(xy[rows, 0].max())
     axes = canvas.panels(len(chosen), xy, ax=ax, extra=0.8, ncols=ncols, height=2.2)
     spots, norm = canvas.Spots(xy, size, small=True), Normalize(0, 1)
     for each, name in zip(axes, chosen):
         canvas.frame(each, xy, flip=flip)
         numbers = probability[:, names.index(name)]
         mappable = spots.values(each, numbers, cmap=_fading(), norm=norm)
-        furniture.title(each, name, size="medium")
+        each.set_title(name, fontsize="medium", parse_math=False)
     bar = axes[0].figure.colorbar(mappable, ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, label="probability")
     bar.outline.set_visible(False)
     return axes
 
 
-def entropy(
-    adata: AnnData,
-    *,
-    key: str = DOMAIN,
-    spatial_key: str = SPATIAL,
-    basis: str | None = None,
-    sample_key: str | None = None,
-    size: float | None = None,
-    image: bool = True,
-    ax: Axes | np.ndarray | None = None,
-) -> Axes | np.ndarray:
+def entropy(adata: AnnData, *, key: str = DOMAIN, **options: Unpack[MapOptions]) -> Axes | np.ndarray:
     """Draw a map of how uncertain each spot's domain is: 0 is certain, 1 is all domains equally likely.
 
-    Parameters are those of `pl.domains`. The colours reach from 0 to what all but one spot in a hundred stay below.
+    Parameters are those of `pl.domains`, without ``legend`` and ``title``. The colors reach from 0 to what all but one
+    spot in a hundred stay below.
     """
     numbers = _column(adata, keys.entropy(key)).to_numpy(float)
-    bar = {"label": "entropy", "extend": "max"}
     top = max(float(np.quantile(numbers, 0.99)), 0.05)
-    axes = _numbers(adata, numbers, (0, top), bar, spatial_key, basis, sample_key, size, image, ax)
-    return axes[0] if sample_key is None else axes
+    return _draw_numbers(adata, numbers, top, {"label": "entropy", "extend": "max"}, options)
 
 
-def certainty(
-    adata: AnnData,
-    *,
-    key: str = DOMAIN,
-    spatial_key: str = SPATIAL,
-    basis: str | None = None,
-    sample_key: str | None = None,
-    size: float | None = None,
-    image: bool = True,
-    ax: Axes | np.ndarray | None = None,
-) -> Axes | np.ndarray:
+def certainty(adata: AnnData, *, key: str = DOMAIN, **options: Unpack[MapOptions]) -> Axes | np.ndarray:
     """Draw a map of how certain each spot's domain is: the share of views that agree on it; doubt is dark.
 
-    Parameters are those of `pl.domains`.
+    Parameters are those of `pl.domains`, without ``legend`` and ``title``.
     """
     doubt = 1 - _column(adata, keys.certainty(key)).to_numpy(float)
-    bar = {"label": "doubt: 1 - certainty"}
-    axes = _numbers(adata, doubt, (0, 1), bar, spatial_key, basis, sample_key, size, image, ax)
-    return axes[0] if sample_key is None else axes
+    return _draw_numbers(adata, doubt, 1.0, {"label": "doubt: 1 - certainty"}, options)
 
 
-def _numbers(
-    adata: AnnData, numbers: np.ndarray, limits: tuple[float, float], bar: dict[str, Any], *where: Any
-) -> np.ndarray:
-    """Draw maps of numbers with a color bar; ``where`` is that of `_draw`."""
+def _draw_numbers(
+    adata: AnnData, numbers: np.ndarray, top: float, bar: dict[str, Any], options: MapOptions
+) -> Axes | np.ndarray:
+    """Draw maps of numbers from 0 to ``top``, with a color bar."""
     from matplotlib.colors import Normalize
 
-    norm, mappables = Normalize(*limits, clip=True), []
+    norm, mappables = Normalize(0, top, clip=True), []
 
     def draw(spots: canvas.Spots, each: Axes, rows: Any) -> None:
         mappables.append(spots.values(each, numbers[rows], cmap=_fading(), norm=norm))
 
-    axes = _draw(adata, draw, *where, extra=1.0)
+    axes = _draw(adata, draw, extra=1.0, **options)
     drawn = axes[0].figure.colorbar(mappables[-1], ax=list(axes), shrink=0.6, fraction=0.05, pad=0.02, **bar)
     drawn.outline.set_visible(False)
-    return axes
+    return axes[0] if options.get("sample_key") is None else axes
 
 
 def _draw(
     adata: AnnData,
     draw: Callable[[canvas.Spots, Axes, Any], None],
-    spatial_key: str,
-    basis: str | None,
-    sample_key: str | None,
-    size: float | None,
-    image: bool,
-    ax: Axes | np.ndarray | None,
     *,
+    spatial_key: str = SPATIAL,
+    basis: str | None = None,
+    sample_key: str | None = None,
+    size: float | None = None,
+    image: bool = True,
+    ax: Axes | np.ndarray | None = None,
     title: str = "",
     extra: float = 0.0,
 ) -> np.ndarray:
     """Draw a map of the slide, or one of each sample, on the image of the tissue; ``draw`` colors the spots."""
-    _check_size(size)
+    if size is not None:
+        positive("size", size)
     names, parts = _samples(adata, sample_key)
     xy, flip = _coordinates(adata, spatial_key, basis)
     axes = canvas.panels(len(parts), xy[parts[0]], ax=ax, extra=extra)
@@ -235,13 +228,8 @@ def _draw(
             furniture.tissue(each, tissue)
         if microns is not None:
             furniture.scale_bar(each, microns)
-        furniture.title(each, title if sample_key is None else name)
+        each.set_title(title if sample_key is None else name, fontsize="large", parse_math=False)
     return axes
-
-
-def _check_size(size: float | None) -> None:
-    if size is not None:
-        positive("size", size)
 
 
 def _column(adata: AnnData, key: str) -> pd.Series:
@@ -257,15 +245,6 @@ def _coordinates(adata: AnnData, spatial_key: str, basis: str | None) -> tuple[n
     return coordinates_of(adata, basis)[:, :2], basis.startswith(SPATIAL)
 
 
-def _side_by_side(xy: np.ndarray, parts: list[Any]) -> np.ndarray:
-    """Coordinates with every part to the right of the one before."""
-    moved, right = xy.copy(), 0.0
-    for rows in parts:
-        moved[rows] += [right - xy[rows, 0].min(), -xy[rows, 1].min()]
-        right = 1.1 * float(moved[rows, 0].max())
-    return moved
-
-
 def _samples(adata: AnnData, key: str | None) -> tuple[list[str], list[Any]]:
     """Titles and rows of the panels."""
     if key is None:
@@ -277,7 +256,7 @@ def _samples(adata: AnnData, key: str | None) -> tuple[list[str], list[Any]]:
 
 
 def _fading() -> Colormap:
-    """From a light grey, so that the tissue is seen where there is nothing, to a dark blue."""
+    """From a light gray, so that the tissue is seen where there is nothing, to a dark blue."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("fading", ["#E8E8E8", "#9CC9DF", "#2C7FB8", "#08306B"])

@@ -1,4 +1,4 @@
-"""Charts as SVG in the page: sharp at any size, in the colours of the theme, and without a plotting library."""
+"""Charts as SVG in the page: sharp at any size, in the colors of the theme, and without a plotting library."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 WIDE, HIGH = 460, 220
 LEFT, RIGHT, TOP, BOTTOM = 78, 12, 26, 34
+BELOW = HIGH - BOTTOM + 16  # where the numbers of the axis stand
 MOST_POINTS = 600
 
 
@@ -36,22 +37,12 @@ def line_chart(x: np.ndarray, y: np.ndarray, title: str, label: str, *, log: boo
     for tick in _log_ticks(low, high) if log else _ticks(low, high, 4):
         name = f"1e{tick:g}" if log else _number(tick, high - low)
         marks.append(f'<path class="axis" d="M{LEFT} {up(tick):.1f}H{WIDE - RIGHT}"/>')
-        marks.append(f'<text class="soft" x="{LEFT - 6}" y="{up(tick) + 4:.1f}" text-anchor="end">{name}</text>')
-    for tick in _ticks(left, right, 5):
-        name = _number(tick, right - left)
-        marks.append(
-            f'<text class="soft" x="{at(tick):.1f}" y="{HIGH - BOTTOM + 16}" text-anchor="middle">{name}</text>'
-        )
+        marks.append(_text(LEFT - 6, f"{up(tick) + 4:.1f}", "end", name))
+    marks += [_text(f"{at(tick):.1f}", BELOW, "middle", _number(tick, right - left)) for tick in _ticks(left, right, 5)]
     marks += [f'<path class="event" d="M{at(value):.1f} {TOP}V{HIGH - BOTTOM}"/>' for value in events]
     inside = np.clip(height, low, high)  # a start far above the rest leaves at the top
     path = "M" + "L".join(f"{at(a):.1f} {up(b):.1f}" for a, b in zip(x, inside))
-    return _svg(
-        f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(marks)}<path class="line" d="{path}"/>'
-        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{escape(label)}</text>',
-        WIDE,
-        HIGH,
-        title,
-    )
+    return _chart(title, [*marks, f'<path class="line" d="{path}"/>'], label)
 
 
 def histogram(values: np.ndarray, title: str, label: str) -> str:
@@ -70,19 +61,10 @@ def histogram(values: np.ndarray, title: str, label: str) -> str:
                 f"{(k + 1) / bins:.2f}: {count:,} spots</title></rect>"
             )
     for tick in (0, 0.25, 0.5, 0.75, 1):
-        across = LEFT + tick * (WIDE - LEFT - RIGHT)
-        marks.append(
-            f'<text class="soft" x="{across:.0f}" y="{HIGH - BOTTOM + 16}" text-anchor="middle">{tick:g}</text>'
-        )
+        marks.append(_text(f"{LEFT + tick * (WIDE - LEFT - RIGHT):.0f}", BELOW, "middle", f"{tick:g}"))
     marks.append(f'<path class="axis" d="M{LEFT} {HIGH - BOTTOM}H{WIDE - RIGHT}"/>')
-    marks.append(f'<text class="soft" x="{LEFT - 6}" y="{TOP + 4}" text-anchor="end">{top:,}</text>')
-    return _svg(
-        f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(marks)}'
-        f'<text class="soft" x="{WIDE - RIGHT}" y="{HIGH - 2}" text-anchor="end">{escape(label)}</text>',
-        WIDE,
-        HIGH,
-        title,
-    )
+    marks.append(_text(LEFT - 6, TOP + 4, "end", f"{top:,}"))
+    return _chart(title, marks, label)
 
 
 def dot_plot(
@@ -116,13 +98,23 @@ def dot_plot(
     return _svg("".join(marks), max(wide, 240), high, "marker genes", fixed=True)
 
 
+def _text(x: object, y: object, anchor: str, text: str) -> str:
+    return f'<text class="soft" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+
+def _chart(title: str, marks: Sequence[str], label: str) -> str:
+    """A chart with its title, and the label of its axis below."""
+    below = _text(WIDE - RIGHT, HIGH - 2, "end", escape(label))
+    return _svg(f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(marks)}{below}', WIDE, HIGH, title)
+
+
 def _svg(inner: str, wide: int, high: int, label: str, *, fixed: bool = False) -> str:
     size = f' width="{wide}" height="{high}"' if fixed else ""
     return Markup(f'<svg viewBox="0 0 {wide} {high}"{size} role="img" aria-label="{escape(label)}">{inner}</svg>')
 
 
 def _range(values: np.ndarray, *, past_start: bool) -> tuple[float, float]:
-    """Limits of an axis; a start far above the rest is left out of sight, or nothing else would be seen."""
+    """Limits of an axis; with ``past_start``, a start far above the rest is left out of sight."""
     low, high = float(values.min()), float(values.max())
     if past_start and len(values) > 2:
         room = float(np.ptp(values[1:]))
