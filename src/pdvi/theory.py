@@ -23,8 +23,7 @@ def strongly_convex_eta(*, L: float, mu: float, n: int, m: int) -> float:
     """Return the largest eta with linear rate: min{ 1/(200 L), 1/(2 mu), m / (8 mu (n - m)) }."""
     _positive(L=L, mu=mu)
     _batch(n, m)
-    third = m / (8 * mu * (n - m)) if m < n else math.inf
-    return min(1 / (200 * L), 1 / (2 * mu), third)
+    return min(1 / (200 * L), 1 / (2 * mu), m / (8 * mu * (n - m)) if m < n else math.inf)
 
 
 def strongly_convex_rate(*, mu: float, eta: float) -> float:
@@ -99,11 +98,8 @@ def block_constants(
     pivot = xi * p + rho - 1
     c1 = -(E * p + F) / pivot if pivot else math.inf
     c2 = 0.5 - (E + c1 * xi) * q
-    admissible = (
-        squares < 1 / (4 * (1 + 2 * k))
-        and 8 * xi * (1 + k) * squares < (1 - rho) * D
-        and 8 * (E + c1 * xi) * largest < D
-    )
+    first, second = squares < 1 / (4 * (1 + 2 * k)), 8 * xi * (1 + k) * squares < (1 - rho) * D
+    admissible = first and second and 8 * (E + c1 * xi) * largest < D
     return BlockConstants(rho, xi, S, E, F, D, p, q, c1, c2, admissible)
 
 
@@ -117,20 +113,17 @@ def block_eta(
     _positive(margin=margin, **{f"L_blocks[{j!r}]": value for j, value in L_blocks.items()})
     at_most("margin", margin, 1)
 
-    def sizes(scale: float) -> dict[str, float]:
-        return {j: scale / value for j, value in L_blocks.items()}
-
     def allowed(scale: float) -> bool:
-        return block_constants(sizes(scale), L_blocks, L_phi=L_phi, mu=mu, n=n, m=m).admissible
+        eta = {j: scale / value for j, value in L_blocks.items()}
+        return block_constants(eta, L_blocks, L_phi=L_phi, mu=mu, n=n, m=m).admissible
 
-    high = 1.0  # not allowed: the first condition needs scale^2 * blocks < 1/4
-    low = high
+    low = high = 1.0  # not allowed: the first condition needs scale^2 * blocks < 1/4
     while not allowed(low):
         low /= 2
     for _ in range(60):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if allowed(middle) else (low, middle)
-    return sizes(margin * low)
+    return {j: margin * low / value for j, value in L_blocks.items()}
 
 
 def _positive(**values: float) -> None:

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 from pdvi._base import checks
 from pdvi.core.problem import Problem
+from pdvi.datasets.problems import checked_rng
 from pdvi.estimators import topic_problem
 from pdvi.models.mixed_glm import FAMILIES
 
@@ -23,8 +24,7 @@ class Documents(NamedTuple):
 
     def problem(self, n_topics: int | None = None, *, n_shards: int | None = None, seed: int = 0) -> Problem:
         """Return the problem of finding that many topics, by default as many as there are."""
-        n_topics = len(self.topics) if n_topics is None else n_topics
-        return topic_problem(self.X, n_topics, n_shards=n_shards, seed=seed)
+        return topic_problem(self.X, len(self.topics) if n_topics is None else n_topics, n_shards=n_shards, seed=seed)
 
 
 def documents(
@@ -51,23 +51,17 @@ def documents(
     in_order
         documents come sorted by their main topic, as they may lie on a disk.
     """
-    for name, value in (("n", n), ("n_words", n_words), ("n_topics", n_topics)):
-        checks.whole(name, value, least=1)
-    for name, size in (("length", length), ("evenness", evenness), ("word_evenness", word_evenness)):
-        checks.positive(name, size)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
+    positive = {"length": length, "evenness": evenness, "word_evenness": word_evenness}
+    rng = checked_rng(seed, positive, n=n, n_words=n_words, n_topics=n_topics)
     topics = rng.dirichlet(np.full(n_words, word_evenness), n_topics)
     shares = rng.dirichlet(np.full(n_topics, evenness), n)
     if in_order:
         shares = shares[np.argsort(shares.argmax(1), kind="stable")]
     sizes = 1 + rng.poisson(rng.gamma(4.0, length / 4.0, n))
     of_topic = rng.multinomial(sizes, shares)
-    rows, columns = [], []
-    for k in range(n_topics):
-        document = np.repeat(np.arange(n), of_topic[:, k])
-        rows.append(document)
-        columns.append(np.searchsorted(np.cumsum(topics[k])[:-1], rng.random(len(document)), side="right"))
+    rows = [np.repeat(np.arange(n), of_topic[:, k]) for k in range(n_topics)]
+    below = [np.cumsum(topic)[:-1] for topic in topics]
+    columns = [np.searchsorted(b, rng.random(len(row)), side="right") for b, row in zip(below, rows)]
     row, column = np.concatenate(rows), np.concatenate(columns)
     X = sp.coo_matrix((np.ones(len(row), np.int64), (row, column)), shape=(n, n_words)).tocsr()
     return Documents(X, topics, shares)
@@ -105,14 +99,10 @@ def grouped(
     sigma
         standard deviation of normal observations.
     """
-    for name, value in (("n_groups", n_groups), ("n_predictors", n_predictors)):
-        checks.whole(name, value, least=1)
+    positive = {"size": size, "spread": spread, "sigma": sigma}
+    rng = checked_rng(seed, positive, n_groups=n_groups, n_predictors=n_predictors)
     checks.whole("n_slopes", n_slopes, most=n_predictors, of="the number of predictors")
-    for name, number in (("size", size), ("spread", spread), ("sigma", sigma)):
-        checks.positive(name, number)
     checks.one_of("family", family, FAMILIES)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(n_groups), 1 + rng.poisson(size - 1 if size > 1 else 0.0, n_groups))
     x = np.column_stack([np.ones(len(group)), rng.standard_normal((len(group), n_predictors))])
     coef = rng.normal(0, 0.5, n_predictors + 1)
@@ -126,10 +116,8 @@ def grouped(
         y = rng.poisson(np.exp(np.minimum(eta, 8.0))).astype(float)
     else:
         y = eta + sigma * rng.standard_normal(len(eta))
-    names = [f"x{j}" for j in range(1, n_predictors + 1)]
-    table = pd.DataFrame(x[:, 1:], columns=names).assign(group=group)
-    table.insert(0, "y", y)
-    return Grouped(table, coef, covariance)
+    columns = {f"x{j}": x[:, j] for j in range(1, n_predictors + 1)}
+    return Grouped(pd.DataFrame({"y": y, **columns, "group": group}), coef, covariance)
 
 
 class Factors(NamedTuple):
@@ -150,16 +138,11 @@ def factors(
     Parameters
     ----------
     noise
-        standard deviation of e, as it is on average over the columns; that of one is between a half and three halves of
-        it.
+        standard deviation of e, on average over the columns; that of one is between a half and three halves of it.
     even
         the noise is the same in all columns, as probabilistic PCA has it.
     """
-    for name, value in (("n", n), ("n_columns", n_columns), ("n_factors", n_factors)):
-        checks.whole(name, value, least=1)
-    checks.positive("noise", noise)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
+    rng = checked_rng(seed, {"noise": noise}, n=n, n_columns=n_columns, n_factors=n_factors)
     mean, loading = rng.standard_normal(n_columns), rng.standard_normal((n_columns, n_factors))
     sd = np.full(n_columns, noise) if even else noise * rng.uniform(0.5, 1.5, n_columns)
     z = rng.standard_normal((n, n_factors))
@@ -199,13 +182,9 @@ def counts(
     in_order
         rows come sorted by their group, as they may lie on a disk.
     """
-    for name, value in (("n", n), ("n_columns", n_columns), ("n_components", n_components)):
-        checks.whole(name, value, least=1)
-    for name, size in (("mean", mean), ("dispersion", dispersion)):
-        checks.positive(name, size)
+    positive = {"mean": mean, "dispersion": dispersion}
+    rng = checked_rng(seed, positive, n=n, n_columns=n_columns, n_components=n_components)
     checks.at_least("difference", difference)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
     column = rng.standard_normal(n_columns)
     means = mean * np.exp(column + difference * rng.standard_normal((n_components, n_columns)))
     dispersions = dispersion * np.exp(0.3 * rng.standard_normal(n_columns))

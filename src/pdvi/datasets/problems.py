@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -40,13 +41,11 @@ def quadratic(
         adds to every global-global part of Q_b a random symmetric matrix of this size that cancels over
         pairs of shards: single shards become nonconvex in lam, the sum stays strongly convex.
     """
-    _sizes(n=n, dim_local=dim_local, dim_global=dim_global)
+    rng = checked_rng(seed, n=n, dim_local=dim_local, dim_global=dim_global)
     checks.share("heterogeneity", heterogeneity)
     checks.at_least("condition", condition, 1)
     checks.at_least("linear", linear)
     checks.at_least("nonconvexity", nonconvexity)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
     dim = dim_local + dim_global
     values = np.geomspace(1 / condition, 1, dim)
     is_global = np.zeros(dim, bool)  # evenly spread, with the first and the last
@@ -67,20 +66,14 @@ def quadratic(
 
 def quartic(n: int = 100, *, dim_global: int = 3, seed: int = 0) -> Problem:
     """Simulate a convex problem that is not strongly convex; its optimum, of value 0, is at the origin."""
-    _sizes(n=n, dim_global=dim_global)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
-    return Problem(
-        Quartic(dim_global),
-        {"a": rng.standard_normal((n, dim_global)), "b": rng.standard_normal((n, dim_global))},
-    )
+    rng = checked_rng(seed, n=n, dim_global=dim_global)
+    a, b = rng.standard_normal((2, n, dim_global))
+    return Problem(Quartic(dim_global), {"a": a, "b": b})
 
 
 def tanh_regression(n: int = 100, *, dim_global: int = 3, dim_local: int = 2, seed: int = 0) -> Problem:
     """Simulate a nonconvex problem that is strongly convex in its local variables."""
-    _sizes(n=n, dim_global=dim_global, dim_local=dim_local)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
+    rng = checked_rng(seed, n=n, dim_global=dim_global, dim_local=dim_local)
     A = rng.standard_normal((n, dim_local, dim_global))
     truth = rng.standard_normal(dim_global)
     y = 2 * np.tanh(A @ truth) + 0.3 * rng.standard_normal((n, dim_local))
@@ -103,7 +96,7 @@ class MixtureData(NamedTuple):
 
     def problem(self, settings: EmpiricalBayes | None = None, *, seed: int = 0) -> Problem:
         """Return the mixture problem with one shard per mini-batch, by default from a k-means start."""
-        settings = empirical_bayes(self.X, len(self.means), seed=seed) if settings is None else settings
+        settings = settings or empirical_bayes(self.X, len(self.means), seed=seed)
         return gaussian_mixture_problem(self.X, settings, self.where)
 
 
@@ -122,12 +115,10 @@ def mixture(
     Mini-batches of ``batch_size`` rows are dominated by one component each: a share ``bias`` of a batch is of its
     own component, the rest are drawn from all that is left. With bias 0 the batches are i.i.d.
     """
-    _sizes(n=n, dim=dim, n_components=n_components)
+    rng = checked_rng(seed, n=n, dim=dim, n_components=n_components)
     checks.whole("batch_size", batch_size, least=1, most=n, of="the number of rows")
     checks.share("bias", bias)
     checks.factor("separation", separation)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
     means = separation * rng.standard_normal((n_components, dim))
     labels = rng.permutation(np.arange(n) % n_components)
     X = (means[labels] + rng.standard_normal((n, dim))).astype(np.float32)
@@ -163,20 +154,17 @@ def tissue_features(
     patchiness: float = 27.0,
     seed: int = 0,
 ) -> TissueFeatures:
-    """Simulate a square tissue of spots on a grid, at feature level: for speed and optimisation, not for biology.
+    """Simulate a square tissue of spots on a grid, at feature level: for speed and optimization, not for biology.
 
     Domains are where one of ``n_domains`` smooth random fields is largest (``patchiness``: how many of their length
-    scales fit along a side). Features are domain centres, decreasing from 1.2 to 0.2 in spread as
+    scales fit along a side). Features are domain centers, decreasing from 1.2 to 0.2 in spread as
     principal components do, plus ``noise`` times standard normal.
     """
-    _sizes(n_spots=n_spots, n_features=n_features, n_domains=n_domains)
+    rng = checked_rng(seed, {"patchiness": patchiness}, n_spots=n_spots, n_features=n_features, n_domains=n_domains)
     checks.at_least("noise", noise)
-    checks.positive("patchiness", patchiness)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
     labels, coordinates = _smooth_domains(rng, n_spots, n_domains, patchiness)
-    centres = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
-    X = centres[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
+    centers = (rng.standard_normal((n_domains, n_features)) * np.linspace(1.2, 0.2, n_features)).astype(np.float32)
+    X = centers[labels] + np.float32(noise) * rng.standard_normal((n_spots, n_features), np.float32)
     return TissueFeatures(X, coordinates, labels)
 
 
@@ -204,19 +192,16 @@ def two_level_tissue(
     """Simulate a tissue whose domains are mixtures of cell types, the same types in other shares.
 
     Domains are those of `tissue_features`; a domain's composition is Dirichlet with concentration ``evenness`` (small:
-    few types each), and a cell has its type's centre, from N(0, separation^2 I), plus standard normal noise.
+    few types each), and a cell has its type's center, from N(0, separation^2 I), plus standard normal noise.
     """
-    _sizes(n_spots=n_spots, n_features=n_features, n_domains=n_domains, n_types=n_types)
-    for name, value in (("separation", separation), ("evenness", evenness), ("patchiness", patchiness)):
-        checks.positive(name, value)
-    checks.seed("seed", seed)
-    rng = np.random.default_rng(seed)
+    positive = {"separation": separation, "evenness": evenness, "patchiness": patchiness}
+    rng = checked_rng(seed, positive, n_spots=n_spots, n_features=n_features, n_domains=n_domains, n_types=n_types)
     labels, coordinates = _smooth_domains(rng, n_spots, n_domains, patchiness)
     compositions = rng.dirichlet(np.full(n_types, evenness), n_domains)
     below = np.cumsum(compositions, axis=1)[labels]
     types = np.minimum((rng.random((n_spots, 1)) > below).sum(1), n_types - 1)
-    centres = separation * rng.standard_normal((n_types, n_features))
-    X = (centres[types] + rng.standard_normal((n_spots, n_features))).astype(np.float32)
+    centers = separation * rng.standard_normal((n_types, n_features))
+    X = (centers[types] + rng.standard_normal((n_spots, n_features))).astype(np.float32)
     return TwoLevelTissue(X, coordinates, labels, types, compositions)
 
 
@@ -225,15 +210,16 @@ def _smooth_domains(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Labels and coordinates of spots on a square grid: which of several smooth random fields is largest."""
     side = int(np.ceil(np.sqrt(n_spots)))
-    fields = np.stack(
-        [gaussian_filter(rng.standard_normal((side, side), np.float32), side / patchiness) for _ in range(n_domains)],
-        -1,
-    )
-    labels = fields.reshape(-1, n_domains).argmax(1)[:n_spots]
-    axes = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
-    return labels, np.stack(axes, -1).reshape(-1, 2)[:n_spots].astype(np.float32)
+    noise = rng.standard_normal((n_domains, side, side), np.float32)
+    fields = gaussian_filter(noise, (0, side / patchiness, side / patchiness))
+    places = np.moveaxis(np.indices((side, side)), 0, -1).reshape(-1, 2)[:n_spots]
+    return fields.argmax(0).ravel()[:n_spots], places.astype(np.float32)
 
 
-def _sizes(**sizes: int) -> None:
-    for name, value in sizes.items():
-        checks.whole(name, value, least=1)
+def checked_rng(seed: int, positive: Mapping[str, float] | None = None, **sizes: int) -> np.random.Generator:
+    """Return a random generator; the sizes must be whole and at least 1, the other numbers ``positive``."""
+    for name, size in sizes.items():
+        checks.whole(name, size, least=1)
+    for name, value in (positive or {}).items():
+        checks.positive(name, value)
+    return np.random.default_rng(checks.seed("seed", seed))

@@ -59,7 +59,7 @@ def matching_colors(labels: pd.Series, others: pd.Series, colors: Sequence[str])
     """
     rows, columns = range(len(labels.cat.categories)), range(len(others.cat.categories))
     table = pd.crosstab(labels.cat.codes, others.cat.codes).reindex(index=rows, columns=columns, fill_value=0)
-    matched = dict(zip(*linear_sum_assignment(table.to_numpy(), maximize=True)))
+    matched: dict[int, int] = dict(zip(*linear_sum_assignment(table.to_numpy(), maximize=True)))
     taken = {str(colors[int(k)]).upper() for k in matched.values()}
     spare = iter([*(color for color in COLORS if color.upper() not in taken), *palette(len(rows))])
     return [str(colors[int(matched[k])]) if k in matched else next(spare) for k in rows]

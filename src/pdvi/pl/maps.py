@@ -86,8 +86,9 @@ def domains(
     def draw(spots: canvas.Spots, each: Axes, rows: Any) -> None:
         spots.labels(each, codes[rows], [*colors, MISSING])
 
-    options: MapOptions = {"spatial_key": spatial_key, "basis": basis, "sample_key": sample_key, "size": size}
-    axes = _draw(adata, draw, image=image, ax=ax, title=key if title is None else title, **options)
+    where: MapOptions = {"spatial_key": spatial_key, "basis": basis, "sample_key": sample_key}
+    where |= {"size": size, "image": image, "ax": ax}
+    axes = _draw(adata, draw, title=key if title is None else title, **where)
     if legend and names:
         entries = [*zip(names, colors), *([("not labelled", MISSING)] if (codes < 0).any() else [])]
         last = axes[min(len(axes), 4) - 1 if ax is None else -1]

@@ -1,8 +1,7 @@
 """Write the page of a report: one HTML file with a map to explore, tables and charts, and nothing from elsewhere.
 
 The map is a program of 15 kB that paints spots into a pixel buffer. Plotting libraries that draw as many spots are a
-hundred times that (plotly's WebGL bundle 1.6 MB, deck.gl 2.1 MB) or need WebGL, which mail previews and remote desktops
-often lack; the page would be mostly library, and its colours would depend on the driver.
+hundred times that (plotly's WebGL bundle 1.6 MB, deck.gl 2.1 MB), or need WebGL, which remote desktops often lack.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +20,8 @@ from markupsafe import Markup
 from pdvi._anndata import keys
 from pdvi._anndata.image import microns_per_unit
 from pdvi._anndata.keys import DOMAIN, SPATIAL
-from pdvi.report import sections, words
-from pdvi.report.spots import Measure, Packed, pack
+from pdvi.report import sections
+from pdvi.report.spots import Measure, pack
 from pdvi.report.subject import Subject
 
 if TYPE_CHECKING:
@@ -73,8 +71,8 @@ def page(
     command
         what to show as the way to make it again; by default the call of `tl.domains`.
     """
-    subject = Subject(adata, key, sample_key=sample_key, spatial_key=spatial_key, type_key=type_key, layer=layer)
-    packed = _packed(subject)
+    subject = Subject(adata, key, sample_key, spatial_key, type_key, layer)
+    spots, meta = _pack(subject)
     found: dict[str, Any] = {
         "domains": sections.domains(subject),
         "markers": sections.markers(subject),
@@ -87,10 +85,8 @@ def page(
     # the only program that may run is ours, and no request can leave: a label that slipped through would do nothing
     script = (STATIC / "map.js").read_text(encoding="utf-8")
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # whatever comes from the data is escaped by the template, but for these, which are ours
-    ours = {"script": script, "style": (STATIC / "report.css").read_text(encoding="utf-8")}
-    ours["policy"] = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
-    ours |= {"meta_json": json.dumps(packed.meta).replace("<", "\\u003c"), "spots": packed.text}
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
+    # whatever comes from the data is escaped by the template, but for what is marked up here
     template = Environment(autoescape=True, loader=FileSystemLoader(STATIC)).get_template("page.html")
     return template.render(
         title=title,
@@ -98,34 +94,24 @@ def page(
         facts=sections.facts(subject),
         names=subject.names,
         colors=subject.colors,
-        meta=packed.meta,
-        genes=sorted(packed.meta["genes"], key=lambda gene: str(gene["name"]).lower()),
-        citation=words.citation(),
+        meta=meta,
+        genes=sorted(meta["genes"], key=lambda gene: str(gene["name"]).lower()),
+        script=Markup(script),
+        style=Markup((STATIC / "report.css").read_text(encoding="utf-8")),
+        policy=Markup(policy),
+        meta_json=Markup(json.dumps(meta).replace("<", "\\u003c")),
+        spots=Markup(spots),
         **found,
-        **{name: Markup(text) for name, text in ours.items()},
     )
 
 
-def write(
-    adata: AnnData,
-    path: str | os.PathLike,
-    *,
-    key: str = DOMAIN,
-    sample_key: str | None = None,
-    spatial_key: str = SPATIAL,
-    type_key: str | None = None,
-    layer: str | None = None,
-    title: str = "Spatial domains",
-    command: str | None = None,
-) -> None:
-    """Write the report to ``path``; the parameters are those of `page`."""
-    where: dict[str, Any] = {"key": key, "sample_key": sample_key, "spatial_key": spatial_key}
-    made = page(adata, **where, type_key=type_key, layer=layer, title=title, command=command)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(made)
+def write(adata: AnnData, path: str | os.PathLike, **options: Any) -> None:
+    """Write the report to ``path``; the other parameters are those of `page`."""
+    Path(path).write_text(page(adata, **options), encoding="utf-8")
 
 
-def _packed(subject: Subject) -> Packed:
+def _pack(subject: Subject) -> tuple[str, dict[str, Any]]:
+    """All spots as one text, and what the map says about them."""
     measures = []
     if subject.certainty is not None:
         measures.append(Measure("certainty", subject.certainty, 0.0, 1.0))
@@ -134,11 +120,14 @@ def _packed(subject: Subject) -> Packed:
     if keys.entropy(subject.key) in subject.adata.obs:
         entropy = subject.adata.obs[keys.entropy(subject.key)].to_numpy(float)
         measures.append(Measure("entropy", entropy, 0.0, max(float(np.quantile(entropy, 0.99)), 0.05)))
-    shown = _genes_on_map(subject)
-    packed = pack(subject.coordinates, subject.codes, subject.samples, measures, [*_levels(subject, shown)])
-    scale = dict(zip(shown, packed.meta["genes"]))
+    # the first genes of all domains, then the second ones, and so on: none twice
+    best = [subject.best(k, ON_MAP) for k in range(len(subject.names))]
+    ranked = [genes[rank] for rank in range(ON_MAP) for genes in best if rank < len(genes)]
+    shown = list(dict.fromkeys(ranked))[:MOST_GENES]
+    spots, meta = pack(subject.coordinates, subject.codes, subject.samples, measures, _levels(subject, shown))
+    scale = dict(zip(shown, meta["genes"]))
     sizes = np.bincount(subject.codes, minlength=len(subject.names))
-    packed.meta["domains"] = [
+    meta["domains"] = [
         {
             "name": name,
             "color": color,
@@ -147,26 +136,19 @@ def _packed(subject: Subject) -> Packed:
         }
         for k, (name, color) in enumerate(zip(subject.names, subject.colors))
     ]
-    boxes = packed.meta.pop("boxes")
-    packed.meta["samples"] = [{"name": name, "box": box} for name, box in zip(subject.sample_names, boxes)]
-    packed.meta["sample_key"] = subject.sample_key or ""
+    meta["samples"] = [{"name": name, "box": box} for name, box in zip(subject.sample_names, meta.pop("boxes"))]
+    meta["sample_key"] = subject.sample_key or ""
     microns = microns_per_unit(subject.adata)
-    packed.meta["microns"] = microns and microns * packed.meta["step"]
-    return packed
+    meta["microns"] = microns and microns * meta["step"]
+    return spots, meta
 
 
-def _genes_on_map(subject: Subject) -> list[int]:
-    """The first genes of all domains, then the second ones, and so on: none twice."""
-    best = [subject.best(k, ON_MAP) for k in range(len(subject.names))]
-    ranked = [genes[rank] for rank in range(ON_MAP) for genes in best if rank < len(genes)]
-    return list(dict.fromkeys(ranked))[:MOST_GENES]
-
-
-def _levels(subject: Subject, genes: list[int]) -> Iterator[Measure]:
+def _levels(subject: Subject, genes: list[int]) -> list[Measure]:
+    """The expression of some genes."""
     if subject.markers is None or not genes:
-        return
-    columns = subject.markers.expression.columns(genes)
-    for gene, values in zip(genes, columns.T):
-        low = min(float(values.min()), 0.0)
-        top = float(np.quantile(values, 0.995))
-        yield Measure(str(subject.markers.names[gene]), values, low, max(top, float(values.max()) * 0.2, low + 1e-6))
+        return []
+    found = []
+    for gene, values in zip(genes, subject.markers.expression.columns(genes).T):
+        low, top = min(float(values.min()), 0.0), max(float(np.quantile(values, 0.995)), float(values.max()) * 0.2)
+        found.append(Measure(str(subject.markers.names[gene]), values, low, max(top, low + 1e-6)))
+    return found

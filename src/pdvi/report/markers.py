@@ -1,8 +1,6 @@
-"""Marker genes of domains: Welch's t of each domain against the rest, as scanpy's rank_genes_groups has it.
+"""Marker genes of domains: Welch's t of each domain against the rest, as scanpy's ``rank_genes_groups`` has it.
 
-The numbers are those of ``rank_genes_groups(method="t-test")``, which a test compares. They are made here in two passes
-over blocks of rows, without a normalised copy of the matrix (which may be on disk), and without the seconds that
-importing scanpy takes.
+Here it takes two passes over blocks of rows, without a normalized copy of the matrix, which may be on disk.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ LOOKED_AT = 10_000  # values of a block, which tell whether they are counts
 
 
 class Markers(NamedTuple):
-    """What is known of the genes in every domain; rows are domains, columns genes, both as in ``adata``."""
+    """Scores of all genes in every domain; rows are domains, columns genes, both as in ``adata``."""
 
     names: np.ndarray
     scores: np.ndarray
@@ -39,30 +37,28 @@ class Markers(NamedTuple):
 
 
 class Expression:
-    """Log expression: spots scaled to the median total and log1p; as it is where it is logarithms already."""
+    """Log expression: spots scaled to the median total and log1p, unless the matrix has logarithms already."""
 
     def __init__(self, matrix: Any):
         matrix = sp.csr_array(matrix) if is_sparse(matrix) else matrix  # rows of another format are slow to take
         self._blocks = Blocks([Part(matrix)], matrix.shape[1])
-        totals, looked_at = np.zeros(self._blocks.n_rows), [np.empty(0, np.float32)]
+        totals, some = np.zeros(self._blocks.n_rows), [np.empty(0, np.float32)]
         for rows, block in self._blocks:
             values = block.data if is_sparse(block) else block.ravel()
             totals[rows] = np.asarray(block.sum(1), float).ravel()
-            looked_at += [values[:: max(1, values.size // LOOKED_AT)], values[values < 0][:1]]
-        self.counts = looks_like_counts(np.concatenate(looked_at))
-        self._factors = np.ones(len(totals), np.float32)
-        if self.counts:
-            self._factors = to_median(totals)[1]
+            some += [values[:: max(1, values.size // LOOKED_AT)], values[values < 0][:1]]
+        # of spots scaled to the median total; None where the matrix has logarithms already
+        self._factors = to_median(totals)[1] if looks_like_counts(np.concatenate(some)) else None
 
     def blocks(self, genes: list[int] | None = None) -> Iterator[tuple[slice, Any]]:
         """Yield blocks of rows, of some genes or all, sparse if the counts are."""
         for rows, block in self._blocks:
             block = block if genes is None else block[:, genes]
-            yield rows, times(block, self._factors[rows], log=True) if self.counts else block
+            yield rows, block if self._factors is None else times(block, self._factors[rows], log=True)
 
     def columns(self, genes: list[int]) -> np.ndarray:
         """Return some genes of all spots, dense."""
-        found = np.empty((len(self._factors), len(genes)), np.float32)
+        found = np.empty((self._blocks.n_rows, len(genes)), np.float32)
         for rows, block in self.blocks(genes):
             found[rows] = block.toarray() if is_sparse(block) else block
         return found

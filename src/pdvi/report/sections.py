@@ -1,4 +1,4 @@
-"""What the sections of a report show, as `static/page.html` takes it; None where there is nothing to show."""
+"""The contents of a report's sections, as `static/page.html` takes them; None where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from pdvi.pl.colors import palette
 from pdvi.report import charts, words
-from pdvi.report.subject import Subject
+from pdvi.report.subject import Subject, shares
 
 LISTED = 6  # marker genes of a domain, in the table
 CURVES = ("objective", "Objective (negative ELBO)", False), ("grad_norm", "Norm of its gradient", True)
@@ -28,9 +28,9 @@ def facts(subject: Subject) -> dict[str, str]:
 
 def domains(subject: Subject) -> dict[str, Any]:
     """Return the table of the domains."""
-    known = {"mean probability": None if subject.probability is None else subject.probability.max(1)}
-    known["mean certainty"] = subject.certainty
-    measures = {name: values for name, values in known.items() if values is not None}
+    measures = {} if subject.probability is None else {"mean probability": subject.probability.max(1)}
+    if subject.certainty is not None:
+        measures["mean certainty"] = subject.certainty
     titles = ["domain", "spots", "share", *measures]
     rows: list[dict[str, Any]] = []
     for k, (name, color) in enumerate(zip(subject.names, subject.colors)):
@@ -63,19 +63,19 @@ def composition(subject: Subject) -> dict[str, Any] | None:
     """Return which domains each sample has, and which types each domain."""
     found: dict[str, Any] = {}
     if len(subject.sample_names) > 1:
-        shares = subject.shares(subject.samples, len(subject.sample_names))
-        parts = [[*zip(subject.names, subject.colors, row)] for row in shares]
-        found["samples"] = [(name, "", row) for name, row in zip(subject.sample_names, parts)]
+        rows = shares(subject.samples, subject.codes, len(subject.sample_names), len(subject.names))
+        parts = [[*zip(subject.names, subject.colors, row)] for row in rows]
+        found["samples"] = [(name, "", part) for name, part in zip(subject.sample_names, parts)]
     if (types := subject.types()) is not None:
-        names, shares = types
+        names, rows = types
         found["legend"] = [*zip(names, palette(len(names)))]
-        parts = [[*zip(names, palette(len(names)), row)] for row in shares]
+        parts = [[*zip(names, palette(len(names)), row)] for row in rows]
         found["types"] = [*zip(subject.names, subject.colors, parts)]
     return found or None
 
 
 def contacts(subject: Subject) -> list[list[tuple[str, str]]] | None:
-    """Return which domains are neighbours."""
+    """Return which domains are neighbors."""
     return None if len(subject.names) < 2 else heat((100 * subject.contacts()).tolist(), ".0f")
 
 
@@ -127,17 +127,17 @@ def fit(subject: Subject, command: str | None) -> dict[str, Any]:
 
 
 def heat(matrix: Sequence[Sequence[float]], form: str) -> list[list[tuple[str, str]]]:
-    """Return a square of numbers, each with the strength of its ground and its text; the diagonal has no ground.
+    """Return a square of numbers, each with the strength of its ground and its text.
 
-    What a row shares with itself is the largest number as a rule, and would leave all others pale.
+    The diagonal has no ground: its numbers are the largest as a rule, and would leave all others pale.
     """
-    top = max((value for i, row in enumerate(matrix) for j, value in enumerate(row) if i != j), default=0.0) or 1.0
-
-    def cell(value: float, *, on_diagonal: bool) -> tuple[str, str]:
-        strength, shown = 0.0 if on_diagonal else 0.7 * max(value, 0) / top, f"{value:{form}}"
-        return f"{strength:.2f}", "" if float(shown) == 0 else shown
-
-    return [[cell(value, on_diagonal=i == j) for j, value in enumerate(row)] for i, row in enumerate(matrix)]
+    values = np.maximum(matrix, 0) * (1 - np.eye(len(matrix)))
+    strength = 0.7 * values / (values.max(initial=0.0) or 1.0)
+    texts = [[f"{value:{form}}" for value in row] for row in matrix]
+    return [
+        [(f"{each:.2f}", "" if float(text) == 0 else text) for each, text in zip(*rows)]
+        for rows in zip(strength, texts)
+    ]
 
 
 def _short(value: object) -> object:

@@ -1,9 +1,9 @@
-"""What the map of a report is drawn from: every spot in a few bytes, packed into one text.
+"""Pack the spots of a report's map, a few bytes each, into one text.
 
 Coordinates are laid out with samples side by side, and rounded to 65,536 steps along the longer side. Spots come in the
-order of a grid of cells, so that the page finds those in sight without a search, and so that successive spots
-differ by little. Certainties and genes are one byte each. Genes of more than `BINNED_ABOVE` spots are averaged over a
-grid of 256 by 256 bins: they would be most of the file, and at that number nobody sees single spots.
+order of a grid of cells, so that the page finds those in sight without a search, and successive spots differ by little.
+Certainties and genes are one byte each. Genes of more than `BINNED_ABOVE` spots are averaged over a grid of 256 by 256
+bins: they would be most of the file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,8 @@ PER_CELL = 6  # spots, on average
 GAP = 0.06  # between samples
 
 
-class Packed(NamedTuple):
-    """A text that the page unpacks, and what it needs to know to read it."""
-
-    text: str
-    meta: dict[str, Any]
-
-
 class Measure(NamedTuple):
-    """Numbers of all spots that can be a colour."""
+    """Numbers of all spots that can be a color."""
 
     name: str
     values: np.ndarray
@@ -42,13 +35,9 @@ class Measure(NamedTuple):
 
 
 def pack(
-    xy: np.ndarray,
-    codes: np.ndarray,
-    samples: np.ndarray,
-    measures: Sequence[Measure],
-    genes: Sequence[Measure],
-) -> Packed:
-    """Pack coordinates, domain and sample of every spot, and its measures and genes."""
+    xy: np.ndarray, codes: np.ndarray, samples: np.ndarray, measures: Sequence[Measure], genes: Sequence[Measure]
+) -> tuple[str, dict[str, Any]]:
+    """Return coordinates, domain, sample, measures and genes of every spot as a text, and what reading it takes."""
     kept = np.arange(len(xy))
     if len(xy) > MOST:
         kept = np.sort(np.random.default_rng(0).choice(len(xy), MOST, replace=False))
@@ -60,8 +49,8 @@ def pack(
     order = np.lexsort((plane[:, 0], cell))
     plane, kept = plane[order], kept[order]
     parts = {
-        "x": _differences(plane[:, 0]),
-        "y": _differences(plane[:, 1]),
+        "x": _two_bytes(np.diff(plane[:, 0], prepend=0) % STEPS),
+        "y": _two_bytes(np.diff(plane[:, 1], prepend=0) % STEPS),
         "domain": _narrow(codes[kept]),
         "sample": _narrow(samples[kept]),
     }
@@ -71,8 +60,7 @@ def pack(
         for number, each in enumerate(several):
             name, numbers = f"{kind}{number}", _bytes(each, kept)
             parts[name] = _bin_means(numbers, plane) if kind == "gene" and binned else numbers
-            scale = {"low": float(each.low), "high": float(each.high)}
-            shown[kind].append({"name": each.name, "part": name, **scale})
+            shown[kind].append({"name": each.name, "part": name, "low": float(each.low), "high": float(each.high)})
     places, begin = {}, 0
     for name, part in parts.items():
         places[name] = [begin, len(part)]
@@ -91,38 +79,34 @@ def pack(
         "measures": shown["measure"],
         "genes": shown["gene"],
     }
-    return Packed(base64.b64encode(packed).decode(), meta)
+    return base64.b64encode(packed).decode(), meta
 
 
 def _laid_out(xy: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, list[list[float]], float, float]:
     """Whole coordinates with samples in rows of a square, the box of each, the width of a step, and a spot's size."""
     n_samples = int(samples.max()) + 1
     per_row = int(np.ceil(np.sqrt(n_samples)))
-    low = np.array([xy[samples == k].min(0) if (samples == k).any() else np.zeros(2) for k in range(n_samples)])
-    high = np.array([xy[samples == k].max(0) if (samples == k).any() else np.zeros(2) for k in range(n_samples)])
+    parts = [xy[samples == k] if (samples == k).any() else np.zeros((1, 2)) for k in range(n_samples)]
+    low, high = np.array([part.min(0) for part in parts]), np.array([part.max(0) for part in parts])
     pitch = (high - low).max(0) + GAP * max(float((high - low).max()), 1e-12) * (n_samples > 1)
     corner = np.array([[k % per_row, k // per_row] for k in range(n_samples)]) * pitch
     moved = xy - low[samples] + corner[samples]
     span = float(moved.max()) or 1.0
     step = span / (STEPS - 1)
     size = float(np.median([spacing(moved[samples == k]) for k in np.unique(samples)])) / step
-    size *= 1.2 if len(xy) < 20_000 else 1.5  # where spots are about a pixel, gaps would only make colours pale
+    size *= 1.2 if len(xy) < 20_000 else 1.5  # where spots are about a pixel, gaps would only make colors pale
     boxes = np.concatenate([corner, corner + high - low], axis=1) / step
     return np.round(moved / step).astype(np.int64), boxes.tolist(), step, size
 
 
-def _differences(column: np.ndarray) -> np.ndarray:
-    """Differences modulo 2^16, low bytes before high bytes."""
-    change = np.diff(column, prepend=0) % STEPS
-    return np.concatenate([change & 255, change >> 8]).astype(np.uint8)
+def _two_bytes(numbers: np.ndarray) -> np.ndarray:
+    """Low bytes before high bytes."""
+    return np.concatenate([numbers & 255, numbers >> 8]).astype(np.uint8)
 
 
 def _narrow(codes: np.ndarray) -> np.ndarray:
     """One byte a code, or two."""
-    codes = codes.astype(np.int64)
-    if codes.max(initial=0) < 256:
-        return codes.astype(np.uint8)
-    return np.concatenate([codes & 255, codes >> 8]).astype(np.uint8)
+    return codes.astype(np.uint8) if codes.max(initial=0) < 256 else _two_bytes(codes)
 
 
 def _bytes(measure: Measure, kept: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a report is about: the labels of a slide and all that is known of them, looked up once."""
+"""The labels of a slide and all that is known of them, looked up once for a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pdvi.report.markers import Markers, find_markers
 if TYPE_CHECKING:
     from anndata import AnnData
 
-NEIGHBOURS = 6  # for which domain touches which, where the slide has no graph,
+NEIGHBORS = 6  # that tell which domain touches which where the slide has no graph,
 ASKED = 500_000  # and how many spots are asked for them: shares in percent are known well from so many
 
 
@@ -31,19 +31,19 @@ class Subject:
         self,
         adata: AnnData,
         key: str,
-        *,
         sample_key: str | None,
         spatial_key: str,
         type_key: str | None,
         layer: str | None,
     ):
-        self.adata, self.key, self.spatial_key, self.layer = adata, key, spatial_key, layer
+        self.adata, self.key, self.layer = adata, key, layer
         self.fit = fit_of(adata, key)
         key_in(adata.obs, key, "adata.obs", MAKES_DOMAINS)
         self.coordinates = coordinates_of(adata, spatial_key)[:, :2]  # the second points downwards, as on an image
         if sample_key is None and (fitted := str(self.fit["params"].get("sample_key", ""))) in adata.obs:
             sample_key = fitted
         self.samples = samples_of(adata, sample_key)  # of every spot, numbered
+        self.sample_names = [""] if sample_key is None else [*map(str, np.unique(adata.obs[sample_key].astype(str)))]
         if type_key is not None:
             key_in(adata.obs, type_key, "adata.obs", "give the column with the types")
         elif keys.CELL_TYPE in adata.obs:
@@ -63,13 +63,6 @@ class Subject:
             own = palette(len(given))
             given = [to_hex(color) if is_color_like(color) else other for color, other in zip(given, own)]
         self.colors = [*given, *(MISSING for _ in missing)]  # as #rrggbb, which is what the page reads
-
-    @cached_property
-    def sample_names(self) -> list[str]:
-        """In the order of the numbers."""
-        if self.sample_key is None:
-            return [""]
-        return [str(name) for name in np.unique(self.adata.obs[self.sample_key].astype(str))]
 
     @cached_property
     def probability(self) -> np.ndarray | None:
@@ -98,11 +91,10 @@ class Subject:
         """Return which share of the edges from one domain lead to each, rows from, columns to."""
         graph_key = str(self.fit["params"].get("graph_key", keys.WEIGHTS))
         if graph_key in self.adata.obsp:
-            edges = sp.coo_array(self.adata.obsp[graph_key])
-            source, target = edges.row, edges.col
+            source, target = sp.coo_array(self.adata.obsp[graph_key]).coords
         else:
             source, target = self._nearest()
-        return _shares(self.codes[source], self.codes[target], len(self.names), len(self.names))
+        return shares(self.codes[source], self.codes[target], len(self.names), len(self.names))
 
     def _nearest(self) -> tuple[np.ndarray, np.ndarray]:
         """Edges from spots, evenly spread where they are many, to the nearest others of their sample."""
@@ -111,16 +103,12 @@ class Subject:
         for sample in np.unique(self.samples):
             rows = np.flatnonzero(self.samples == sample)
             places, asked = self.coordinates[rows], np.arange(0, len(rows), step)
-            count = min(NEIGHBOURS + 1, len(rows))
-            near = np.asarray(cKDTree(places).query(places[asked], k=[*range(1, count + 1)], workers=-1)[1])
+            k = [*range(1, min(NEIGHBORS + 1, len(rows)) + 1)]
+            near = np.asarray(cKDTree(places).query(places[asked], k=k, workers=-1)[1])
             others = near != asked[:, None]
             sources.append(rows[np.repeat(asked, others.sum(1))])
             targets.append(rows[near[others]])
         return np.concatenate(sources), np.concatenate(targets)
-
-    def shares(self, by: np.ndarray, n: int) -> np.ndarray:
-        """Return the share of every domain in each of ``n`` groups of spots, rows groups."""
-        return _shares(by, self.codes, n, len(self.names))
 
     def types(self) -> tuple[list[str], np.ndarray] | None:
         """Return the names of the types, and the share of each in every domain (rows); None if there are none."""
@@ -133,13 +121,12 @@ class Subject:
         if self.type_key is None:
             return None
         column = self.adata.obs[self.type_key].astype("category")
-        names = [str(name) for name in column.cat.categories]
-        codes = column.cat.codes.to_numpy()
+        names, codes = [str(name) for name in column.cat.categories], column.cat.codes.to_numpy()
         known = codes >= 0
-        return names, _shares(self.codes[known], codes[known], len(self.names), len(names))
+        return names, shares(self.codes[known], codes[known], len(self.names), len(names))
 
 
-def _shares(rows: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Of each group by ``rows`` the share in each group by ``columns``."""
+def shares(rows: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
+    """Return of each group by ``rows`` the share in each group by ``columns``."""
     count = np.bincount(rows * n_columns + columns, minlength=n_rows * n_columns).reshape(n_rows, n_columns)
     return count / np.maximum(count.sum(1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""What a report says about its numbers: how far to trust them, how to make them again, what to cite."""
+"""What a report says about its numbers: how far to trust them, and how to make them again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 PACKAGES = ("pdvi", "jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib")
-TITLE = "Scalable Mean-Field Variational Inference via Preconditioned Primal-Dual Optimization"
-CITE = f"""Lyu, Yu, Ma, Shi: {TITLE}.
-pdvi {{version}}, a Python library for mean-field variational inference and spatial domains."""
 
 
 def certainty(probability: np.ndarray | None, agreement: np.ndarray | None) -> str:
@@ -57,8 +54,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def citation() -> str:
-    """Return what to cite."""
-    return CITE.format(version=version("pdvi"))

@@ -80,16 +80,13 @@ class Organ(NamedTuple):
 
 def draw_organ(n_domains: int, rng: np.random.Generator) -> Organ:
     """Draw organs until one has no tiny domain."""
-    best, best_share = None, -1.0
+    tried = []
     for _ in range(20):
         organ, probe = _attempt(n_domains, rng)
-        share = np.bincount(organ.label(probe), minlength=n_domains).min() / len(probe)
-        if share > best_share:
-            best, best_share = organ, share
-        if share > 0.3 / n_domains:
+        tried.append((np.bincount(organ.label(probe), minlength=n_domains).min() / len(probe), organ))
+        if tried[-1][0] > 0.3 / n_domains:
             break
-    assert best is not None
-    return best
+    return max(tried, key=lambda each: each[0])[1]
 
 
 def _attempt(n_domains: int, rng: np.random.Generator) -> tuple[Organ, np.ndarray]:

@@ -50,7 +50,7 @@ def draw_cells(
     """Give ``fill`` every block of ``n_rows`` spots, from several threads; return each spot's most frequent type."""
     n = len(slides.domain)
     begins = np.arange(0, n, n_rows)
-    general, *seeds = np.random.SeedSequence(int(seed)).spawn(1 + len(begins))  # the threads cannot change a draw
+    general, *seeds = np.random.SeedSequence(seed).spawn(1 + len(begins))  # the threads cannot change a draw
     rng = np.random.default_rng(general)
     sources = organ.sites[rng.integers(len(organ.sites), size=LIGANDS)] + rng.normal(0, 0.3, (LIGANDS, 2))
     reach = rng.uniform(0.3, 0.6, LIGANDS)
@@ -73,6 +73,5 @@ def draw_cells(
         fill(Block(begin, cells, domain, slides.sample[rows], ligand, library, rng))
 
     with threads() as pool:
-        for done in [pool.submit(work, int(begin), block_seed) for begin, block_seed in zip(begins, seeds)]:
-            done.result()
+        list(pool.map(work, begins.tolist(), seeds))
     return kind

@@ -30,38 +30,26 @@ class Profiles(NamedTuple):
 
 def draw_profiles(n_genes: int, mixtures: np.ndarray, n_samples: int, rng: np.random.Generator) -> Profiles:
     """Draw marker genes of every type and region, shifts of all samples but the first, and responses to ligands."""
+
+    def sparse_normal(rows: int, share: float, mean: float, spread: float) -> np.ndarray:
+        return rng.normal(mean, spread, (rows, n_genes)) * (rng.random((rows, n_genes)) < share)
+
     n_domains, n_types = mixtures.shape
-    base = rng.normal(0, 1, n_genes)
-    markers = _sparse_normal(rng, (n_types, n_genes), 0.08, 1.2, 0.4)
-    types = np.exp(base + markers)
+    types = np.exp(rng.normal(0, 1, n_genes) + sparse_normal(n_types, 0.08, 1.2, 0.4))
     types /= types.sum(1, keepdims=True)
-    regional = np.exp(_sparse_normal(rng, (n_domains, n_genes), 0.08, 0.0, 0.5))
+    regional = np.exp(sparse_normal(n_domains, 0.08, 0.0, 0.5))
     batch = np.exp(rng.normal(0, 0.15, (n_samples, n_genes)) * (np.arange(n_samples) > 0)[:, None])
-    response = _sparse_normal(rng, (LIGANDS, n_genes), 0.05, 1.0, 0.3)
+    response = sparse_normal(LIGANDS, 0.05, 1.0, 0.3)
     responding = np.flatnonzero(response.any(0))
     shape = rng.uniform(1, 6, n_genes)
-    types, regional, batch = (table.astype(np.float32) for table in (types, regional, batch))
-    return Profiles(
-        types, regional, batch, responding, response[:, responding].astype(np.float32), shape.astype(np.float32)
-    )
-
-
-def _sparse_normal(
-    rng: np.random.Generator, shape: tuple[int, int], share: float, mean: float, spread: float
-) -> np.ndarray:
-    return rng.normal(mean, spread, shape) * (rng.random(shape) < share)
+    types, regional, batch, response = (table.astype(np.float32) for table in (types, regional, batch, response))
+    return Profiles(types, regional, batch, responding, response[:, responding], shape.astype(np.float32))
 
 
 class Counts:
     """Collects sparse counts, block by block."""
 
-    def __init__(
-        self,
-        profiles: Profiles,
-        depth: float,
-        dropout: float,
-        sink: Callable[[sp.csr_matrix], None] | None = None,
-    ):
+    def __init__(self, profiles: Profiles, depth: float, dropout: float, sink: Callable[[sp.csr_matrix], None] | None):
         self.profiles, self.depth, self.dropout, self.sink = profiles, depth, dropout, sink
         self._lock, self._next = Lock(), 0
         self.rows = max(1, ENTRIES // len(profiles.shape))
@@ -80,7 +68,7 @@ class Counts:
         self.blocks[block.begin] = np.bincount(row, minlength=len(mean)), column, value
         if self.sink is not None and len(self.blocks) >= AT_ONCE:
             with self._lock:
-                self._flush(self.sink)
+                self._flush()
 
     def parts(self) -> dict[str, Any]:
         """Return what AnnData takes: without counts where they went elsewhere."""
@@ -88,29 +76,29 @@ class Counts:
         names = pd.RangeIndex(1, n_genes + 1).astype(str)
         var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.profiles.responding)}, index="gene" + names)
         if self.sink is None:
-            return {"X": self._taken(sorted(self.blocks)), "var": var}
-        self._flush(self.sink)
+            return {"X": self._take(), "var": var}
+        self._flush()
         return {"var": var}
 
-    def _flush(self, sink: Callable[[sp.csr_matrix], None]) -> None:
+    def _flush(self) -> None:
         """Give away the blocks that follow those given away before."""
+        if self.sink is not None and self._next in self.blocks:
+            self.sink(self._take())
+
+    def _take(self) -> sp.csr_matrix:
+        """Return the next blocks in a row as one matrix; they are given up while they are copied."""
         ready = []
         while self._next in self.blocks:
-            ready.append(self._next)
+            ready.append(self.blocks.pop(self._next))
             self._next += self.rows
-        if ready:
-            sink(self._taken(ready))
-
-    def _taken(self, begins: list[int]) -> sp.csr_matrix:
-        """Return some blocks as one matrix; they are given up while they are copied."""
-        sizes, columns, values = zip(*(self.blocks.pop(begin) for begin in begins))
+        sizes, columns, values = zip(*ready)
+        del ready
         starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
-        small = starts[-1] < 2**31
-        starts = starts.astype(np.int32 if small else np.int64)
+        starts = starts.astype(np.int32 if starts[-1] < 2**31 else np.int64)
         indices = np.concatenate(columns, dtype=starts.dtype)
         del columns
-        data = np.concatenate(values)
-        return sp.csr_matrix((data, indices, starts), shape=(len(starts) - 1, len(self.profiles.shape)))
+        shape = len(starts) - 1, len(self.profiles.shape)
+        return sp.csr_matrix((np.concatenate(values), indices, starts), shape=shape)
 
 
 class Features:

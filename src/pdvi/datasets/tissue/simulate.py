@@ -11,6 +11,7 @@ import pandas as pd
 from pdvi._anndata import keys
 from pdvi._anndata.lazy import SlideFile
 from pdvi._base import checks
+from pdvi.datasets.problems import checked_rng
 from pdvi.datasets.tissue.anatomy import draw_organ
 from pdvi.datasets.tissue.cells import draw_cells, draw_mixtures
 from pdvi.datasets.tissue.counts import Counts, Features, draw_profiles
@@ -71,12 +72,12 @@ def tissue(
     Returns
     -------
     AnnData
-        counts in ``X`` (sparse), coordinates in micrometres in ``obsm["spatial"]``, the domain in ``obs["truth"]``,
+        counts in ``X`` (sparse), coordinates in micrometers in ``obsm["spatial"]``, the domain in ``obs["truth"]``,
         the (most frequent) cell type in ``obs["cell_type"]``, the slide in ``obs["sample"]``.
     """
     sizes = {"n_spots": n_spots, "n_genes": n_genes, "n_samples": n_samples, "cells_per_spot": cells_per_spot}
-    for name, value in (sizes if features is None else {**sizes, "features": features}).items():
-        checks.whole(name, value, least=1)
+    sizes |= {} if features is None else {"features": features}
+    checked_rng(seed, None if depth is None else {"depth": depth}, **sizes)
     if n_spots < 50 * n_samples:
         msg = f"`n_spots` must be at least 50 for each of {n_samples} sample(s), got {n_spots!r}."
         raise ValueError(msg)
@@ -85,9 +86,6 @@ def tissue(
     several = 1 - 1 / cells_per_spot
     mixing = 0.3 + 0.4 * several if mixing is None else checks.share("mixing", mixing)
     checks.share("dropout", dropout, below_one=True)
-    if depth is not None:
-        checks.positive("depth", depth)
-    checks.seed("seed", seed)
 
     anatomy_seed, cells_seed, expression_seed, *sample_seeds = np.random.SeedSequence(seed).spawn(3 + n_samples)
     organ = draw_organ(n_domains, np.random.default_rng(anatomy_seed))
@@ -95,34 +93,32 @@ def tissue(
     sizes_of_samples = np.diff(np.arange(n_samples + 1) * n_spots // n_samples).tolist()
     slides = draw_slides(organ, sizes_of_samples, cells_per_spot, sample_seeds)
     rng = np.random.default_rng(expression_seed)
+    file = None if path is None else SlideFile(path)
     fill: Counts | Features
-    sink: SlideFile | None = None
     if features is None:
         depth = 12 * np.sqrt(n_genes) * (1 + several) if depth is None else depth
-        sink = None if path is None else SlideFile(path)
-        fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout, sink)
+        fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout, file)
     else:
         fill = Features(n_spots, features, mixtures, n_samples, rng)
     kind = draw_cells(slides, organ, mixtures, cells_per_spot, fill, fill.rows, int(rng.integers(2**63)))
 
     from anndata import AnnData
 
-    obs = pd.DataFrame(
-        {
-            keys.TRUTH: _categorical(slides.domain, organ.names),
-            keys.CELL_TYPE: _categorical(kind, [f"type {t + 1}" for t in range(mixtures.shape[1])]),
-            keys.SAMPLE: _categorical(slides.sample, [str(s + 1) for s in range(n_samples)]),
-        },
-        index=pd.RangeIndex(1, n_spots + 1).astype(str),
-    )
-    adata = AnnData(obs=obs, **fill.parts())
+    types = [f"type {t + 1}" for t in range(mixtures.shape[1])]
+    columns: dict[str, tuple[Any, Any]] = {
+        keys.TRUTH: (slides.domain, organ.names),
+        keys.CELL_TYPE: (kind, types),
+        keys.SAMPLE: (slides.sample, [str(s + 1) for s in range(n_samples)]),
+    }
+    obs = pd.DataFrame({key: pd.Categorical.from_codes(*each) for key, each in columns.items()})
+    adata = AnnData(obs=obs.set_index(pd.RangeIndex(1, n_spots + 1).astype(str)), **fill.parts())
     adata.obsm[keys.SPATIAL] = slides.position
     given: dict[str, Any] = {"n_spots": n_spots, "n_genes": n_genes, "n_domains": n_domains, "n_samples": n_samples}
     given |= {"cells_per_spot": cells_per_spot, "mixing": mixing, "depth": depth, "dropout": dropout}
     given |= {"features": features, "seed": seed}
     adata.uns["tissue"] = {"params": {name: value for name, value in given.items() if value is not None}}
-    if path is not None:
-        (SlideFile(path) if sink is None else sink).finish(adata)
+    if file is not None:
+        file.finish(adata)
     return adata
 
 
@@ -131,7 +127,3 @@ def embryo(
 ) -> AnnData:
     """Simulate a `tissue` at the scale of the paper's embryo: 150,000 spots of a few cells each, in 23 domains."""
     return tissue(n_spots, n_genes=n_genes, n_domains=n_domains, cells_per_spot=4, features=features, seed=seed)
-
-
-def _categorical(codes: Any, names: Any) -> Any:
-    return pd.Categorical.from_codes(codes, names)
