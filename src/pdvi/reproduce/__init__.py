@@ -26,10 +26,7 @@ def run(
     one_of("experiment", str(experiment), EXPERIMENTS)
     seeds = SEEDS[quick] if seeds is None else whole("seeds", seeds, least=1)
     module: Any = import_module(f"pdvi.reproduce.{experiment}")
-    command = f"pdvi reproduce {experiment} --seeds {seeds}"
-    command += f" --data {data.name}" if data else ""
+    command = f"pdvi reproduce {experiment} --seeds {seeds}" + (f" --data {data.name}" if data else "")
     command += " --quick" if quick else ""
-    more = {"data": data} if data else {}
-    return module.run(
-        out, seeds=seeds, say=say, command=command, sizes=module.QUICK if quick else module.FULL, quick=quick, **more
-    )
+    sizes, more = module.QUICK if quick else module.FULL, {"data": data} if data else {}
+    return module.run(out, seeds=seeds, say=say, command=command, sizes=sizes, quick=quick, **more)

@@ -29,23 +29,27 @@ def verdict(*parts: bool) -> str:
     return HOLDS if all(parts) else PARTLY if any(parts) else FAILS
 
 
+def listed(values: pd.Series, style: str = ".3g") -> str:
+    """Return the numbers of several methods as text."""
+    return ", ".join(f"{name} {value:{style}}" for name, value in values.items())
+
+
 def markdown(table: pd.DataFrame) -> str:
     """Return a table as markdown, numbers with four digits."""
-    texts = [list(map(str, table.columns)), *([_cell(value) for value in row] for row in table.itertuples(index=False))]
-    lines = ["| " + " | ".join(row) + " |" for row in texts]
+
+    def cell(value: Any) -> str:
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    rows = [[*map(str, table.columns)], *([cell(value) for value in row] for row in table.itertuples(index=False))]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * table.shape[1], *lines[1:]])
 
 
-def _cell(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def write_table(table: pd.DataFrame, folder: Path, name: str) -> None:
-    """Write a table as csv (six digits: what a second run gives too) and as markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{name}.csv", table.to_csv(index=False, float_format="%.6g").rstrip("\n"))
-    write_text(folder / f"{name}.md", markdown(table))
+def write_table(table: pd.DataFrame, out: Path, name: str) -> None:
+    """Write a table among those of a folder, as csv (six digits: what a second run gives too) and as markdown."""
+    write_text(out / "tables" / f"{name}.csv", table.to_csv(index=False, float_format="%.6g").rstrip("\n"))
+    write_text(out / "tables" / f"{name}.md", markdown(table))
 
 
 def write_page(
@@ -86,10 +90,7 @@ def collected(folders: Sequence[Path]) -> str:
 
 
 def _section(record: dict[str, Any]) -> list[str]:
-    quick = (
-        "This is the **quick** form: small data, few trials; the full one may end otherwise." if record["quick"] else ""
-    )
+    quick = "This is the **quick** form: small data, few trials; the full one may end otherwise."
     made = f"`{record['command']}`, runs made at commit {record['commit']}."
-    table = pd.DataFrame(record["claims"])
-    table.columns = pd.Index(["claim", "where in the paper", "measured", "verdict"])
-    return [text for text in (quick, made, record["about"], markdown(table)) if text]
+    table = pd.DataFrame(record["claims"]).rename(columns={"where": "where in the paper"})
+    return [*([quick] if record["quick"] else []), made, record["about"], markdown(table)]

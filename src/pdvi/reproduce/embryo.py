@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import pdvi
 from pdvi import graphs, metrics
 from pdvi._anndata.read import read_slide
 from pdvi._base.console import Say
 from pdvi.reproduce import figures, maps, slide
-from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
+from pdvi.reproduce.claims import Claim, listed, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, PAPER, spelled
-from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare_all
+from pdvi.reproduce.runs import Case, Compared, Runs, Task, compare_all
 from pdvi.run.fit import Progress
 
 PRESETS = (slide.PUBLISHED, slide.DEFAULTS)
@@ -50,18 +49,10 @@ def cases(tissue: slide.Slide, sizes: Sizes) -> dict[str, Case]:
     n_patches = max(1, min(sizes.n_patches, len(tissue.X) // 10))
 
     def case(preset: slide.Preset) -> Case:
-        made = cache(lambda: slide.cut(tissue, preset, n_patches))
-        return Case(
-            preset.key,
-            f"embryo, {preset.title}",
-            lambda seed: _task(tissue, made(), seed),
-            PAPER,
-            batch_size=1,
-            epochs=sizes.epochs,
-            trials=sizes.trials,
-            tuning_epochs=sizes.tuning_epochs,
-            log_every=sizes.log_every,
-        )
+        cut = cache(lambda: slide.cut(tissue, preset, n_patches))
+        lengths = (sizes.epochs, sizes.trials, sizes.tuning_epochs, sizes.log_every)
+        title = f"embryo, {preset.title}"
+        return Case(preset.key, title, lambda seed: _task(tissue, cut(), seed), PAPER, 1, *lengths)
 
     return {preset.key: case(preset) for preset in PRESETS}
 
@@ -74,21 +65,12 @@ def _task(tissue: slide.Slide, cut: slide.Cut, seed: int) -> Task:
         found = labels(progress.local_params)
         return {"ari": metrics.ari(tissue.truth[tissue.known], found[tissue.known])}
 
-    def keep(result: pdvi.Result) -> Arrays:
-        return {"labels": labels(result.local_params)}
-
-    return Task(slide.started(cut, tissue.n_domains, seed), watch, keep)
+    problem = slide.started(cut, tissue.n_domains, seed)
+    return Task(problem, watch, lambda result: {"labels": labels(result.local_params)})
 
 
 def run(
-    out: Path,
-    *,
-    seeds: int,
-    say: Say,
-    command: str,
-    sizes: Sizes = FULL,
-    quick: bool = False,
-    data: Path | None = None,
+    out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes, quick: bool = False, data: Path | None = None
 ) -> list[Claim]:
     """Make what is missing in ``out``, then tables, figures and the page."""
     source: dict[str, Any] = {"data": None}
@@ -98,22 +80,20 @@ def run(
         source = {"data": Path(data).name, "bytes": Path(data).stat().st_size}
     runs = Runs(out, {"experiment": "embryo", **asdict(sizes), **source})
     say("reading and preparing the slide" if data else "simulating and preparing the embryo")
-    tissue = slide.kept(
-        out / "slide.npz",
-        lambda: slide.from_file(data) if data else slide.simulated(sizes.n_spots, sizes.n_genes, sizes.n_domains),
-    )
+    simulated = (sizes.n_spots, sizes.n_genes, sizes.n_domains)
+    tissue = slide.kept(out / "slide.npz", lambda: slide.from_file(data) if data else slide.simulated(*simulated))
     done = compare_all(cases(tissue, sizes), runs, seeds, say, column="preset")
     made: list[Claim] = []
     shown: dict[str, str] = {}
     edges = graphs.nearest(tissue.coordinates, min(8, len(tissue.X) - 1), mutual=False)
     for preset in PRESETS:
         compared = done[preset.key]
-        table = _table(compared, runs, edges, seeds)
-        write_table(table, out / "tables", preset.key)
-        write_table(_seconds(compared), out / "tables", f"seconds-{preset.key}")
-        made += _claims(compared, preset, table, _broken(edges, tissue.truth))
-        figures.save(_panels(compared), out / "figures", f"convergence-{preset.key}")
-        figures.save(_maps(compared, runs, tissue), out / "figures", f"maps-{preset.key}")
+        table, seconds = _table(compared, runs, edges, seeds), _seconds(compared)
+        write_table(table, out, preset.key)
+        write_table(seconds, out, f"seconds-{preset.key}")
+        made += _claims(preset, table, seconds, _broken(edges, tissue.truth))
+        figures.save(_panels(compared), out, f"convergence-{preset.key}")
+        figures.save(_maps(compared, runs, tissue), out, f"maps-{preset.key}")
         shown[f"convergence-{preset.key}"] = f"Convergence, {preset.title}: mean over seeds and one standard deviation."
         shown[f"maps-{preset.key}"] = f"Domains, {preset.title}, first seed; below each map the framed part, enlarged."
     kind = f"the slide {Path(data).name}" if data else "a simulated embryo (not the MOSTA slide of the paper)"
@@ -137,59 +117,48 @@ def run(
 def _table(done: Compared, runs: Runs, edges: Any, seeds: int) -> pd.DataFrame:
     objective, ari, gradient = (done.ends(name) for name in ("objective", "ari", "grad_norm"))
     gaps = done.gaps()
-    end_gap = gaps.groupby([done.trace["seed"], done.trace["method"]]).last().unstack()
-    near = done.arrivals(gaps, NEAR)
+    end_gap, near = done.ends(gaps), done.arrivals(gaps, NEAR)
     first = done.trace["epoch"] == done.trace["epoch"][done.trace["epoch"] >= 1].min()
     after_an_epoch = gaps[first].groupby(done.trace["method"][first]).mean()
-    rows = []
-    for method in done.methods:
-        labels = [runs.arrays(done.case, method, seed)["labels"] for seed in range(1, seeds + 1)]
-        rows.append(
-            {
-                "method": method.name,
-                "tuned": spelled(runs.settings(done.case, method)),
-                "objective": objective[method.name].mean(),
-                "gap": end_gap[method.name].mean(),
-                "iterations to gap 1e-3 (median)": near[method.name].median(),
-                "gap after an epoch": after_an_epoch[method.name],
-                "gradient norm": gradient[method.name].mean(),
-                "ARI": ari[method.name].mean(),
-                "ARI sd": ari[method.name].std(ddof=0),
-                "broken edges": float(np.mean([_broken(edges, each) for each in labels])),
-            }
+    broken = {
+        method.name: np.mean(
+            [_broken(edges, runs.arrays(done.case, method, seed)["labels"]) for seed in range(1, seeds + 1)]
         )
-    return pd.DataFrame(rows)
+        for method in done.methods
+    }
+    columns = {
+        "tuned": {method.name: spelled(runs.settings(done.case, method)) for method in done.methods},
+        "objective": objective.mean(),
+        "gap": end_gap.mean(),
+        "iterations to gap 1e-3 (median)": near.median(),
+        "gap after an epoch": after_an_epoch,
+        "gradient norm": gradient.mean(),
+        "ARI": ari.mean(),
+        "ARI sd": ari.std(ddof=0),
+        "broken edges": broken,
+    }
+    return pd.DataFrame(columns, index=list(broken)).reset_index(names="method")
 
 
 def _broken(edges: Any, labels: np.ndarray) -> float:
-    """Return the share of neighbours with different labels: how fragmented a map is."""
+    """Return the share of neighbors with different labels: how fragmented a map is."""
     pairs = edges.tocoo()
     known = (labels[pairs.row] >= 0) & (labels[pairs.col] >= 0)
     return float((labels[pairs.row] != labels[pairs.col])[known].mean())
 
 
 def _seconds(done: Compared) -> pd.DataFrame:
-    total, near = done.ends("seconds"), done.arrivals(done.gaps(), NEAR, "seconds")
-    names = [method.name for method in done.methods]
-    return pd.DataFrame(
-        {
-            "method": names,
-            "seconds in the solver": total[names].mean().to_numpy(),
-            "seconds to gap 1e-3 (median)": near[names].median().to_numpy(),
-        }
-    )
+    total, near = done.ends("seconds").mean(), done.arrivals(done.gaps(), NEAR, "seconds").median()
+    columns = {"seconds in the solver": total, "seconds to gap 1e-3 (median)": near}
+    return pd.DataFrame(columns).reset_index(names="method")
 
 
-def _claims(done: Compared, preset: slide.Preset, table: pd.DataFrame, broken_truth: float) -> list[Claim]:
+def _claims(preset: slide.Preset, table: pd.DataFrame, times: pd.DataFrame, broken_truth: float) -> list[Claim]:
     by = table.set_index("method")
     near, gap, ari, sd = (by[name] for name in ("iterations to gap 1e-3 (median)", "gap", "ARI", "ARI sd"))
     early, gradient, broken = by["gap after an epoch"], by["gradient norm"], by["broken edges"]
-    seconds = _seconds(done).set_index("method")["seconds to gap 1e-3 (median)"]
-    names = [method.name for method in done.methods]
+    seconds = times.set_index("method")["seconds to gap 1e-3 (median)"]
     where = f"{SECTION}, figure of convergence"
-
-    def listed(values: pd.Series, style: str = ".3g") -> str:
-        return ", ".join(f"{name} {values[name]:{style}}" for name in names)
 
     def claim(text: str, place: str, measured: str, *parts: bool) -> Claim:
         return Claim(f"{text} [{preset.title}]", place, measured, verdict(*parts))
@@ -217,7 +186,7 @@ def _claims(done: Compared, preset: slide.Preset, table: pd.DataFrame, broken_tr
         claim(
             "P2D-VI attains a higher ARI than every baseline, and a more stable one",
             f"{where}; figure of domains",
-            "ARI at the end: " + ", ".join(f"{name} {ari[name]:.3f} ± {sd[name]:.3f}" for name in names),
+            "ARI at the end: " + ", ".join(f"{name} {ari[name]:.3f} ± {sd[name]:.3f}" for name in by.index),
             *(ari["P2D-VI"] > ari[rival] for rival in BASELINES),
             sd["P2D-VI"] <= sd[list(BASELINES)].median(),
         ),
@@ -253,8 +222,7 @@ def _panels(done: Compared) -> Any:
     )
     for ax, (x, values, label, log) in zip(axes[0], drawn):
         figures.curves(ax, trace, x, values, done.methods, log=log)
-        ax.set_xlabel("iteration" if x == "step" else "seconds in the solver")
-        ax.set_ylabel(label)
+        ax.set(xlabel="iteration" if x == "step" else "seconds in the solver", ylabel=label)
     for ax in axes[0, :2]:
         ax.set_ylim(1e-5, 2)
     axes[0, 1].set_xlim(0, 1.5 * float(done.ends("seconds").mean().median()))
@@ -266,8 +234,6 @@ def _panels(done: Compared) -> Any:
 
 def _maps(done: Compared, runs: Runs, tissue: slide.Slide) -> Any:
     ari = done.ends("ari").iloc[0]
-    found = {
-        method.name: (f"{method.name}\nARI {ari[method.name]:.3f}", runs.arrays(done.case, method, 1)["labels"])
-        for method in done.methods
-    }
-    return maps.draw(tissue, found)
+    titles = [f"{method.name}\nARI {ari[method.name]:.3f}" for method in done.methods]
+    labels = [runs.arrays(done.case, method, 1)["labels"] for method in done.methods]
+    return maps.draw(tissue, dict(zip(titles, labels)))

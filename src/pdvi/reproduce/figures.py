@@ -25,8 +25,7 @@ def new(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0,
         rows, columns, figsize=(columns * width + legend, rows * height), layout="constrained", squeeze=False
     )
     for each in axes.ravel():
-        for side in ("top", "right"):
-            each.spines[side].set_visible(False)
+        each.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
@@ -71,16 +70,16 @@ def legend(figure: Any, axes: np.ndarray) -> None:
     entries: dict[str, Any] = {}
     for each in axes.ravel():
         handles, names = each.get_legend_handles_labels()
-        entries = {**dict(zip(names, handles)), **entries}
+        entries = dict(zip(names, handles)) | entries
     figure.legend(entries.values(), entries.keys(), loc="outside right center", frameon=False, handlelength=3.2)
 
 
-def save(figure: Any, folder: Path, name: str) -> None:
-    """Write a figure as PNG and PDF, and close it."""
+def save(figure: Any, out: Path, name: str) -> None:
+    """Write a figure among those of a folder, as PNG and PDF, and close it."""
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
     for ending in FORMATS:
-        with replacing(folder / f"{name}.{ending}") as temporary:
+        with replacing(out / "figures" / f"{name}.{ending}") as temporary:
             figure.savefig(temporary, dpi=150)
     plt.close(figure)

@@ -17,15 +17,15 @@ COLUMNS = 6
 PLACES = 300  # that are tried for the window
 
 
-def draw(slide: Slide, found: dict[str, tuple[str, np.ndarray]]) -> Any:
-    """Draw a map of each labelling, with its title; colours follow the true domains they share most with."""
+def draw(slide: Slide, found: dict[str, np.ndarray]) -> Any:
+    """Draw a map of the truth and of each labelling under its title, in the colors of the true domains most like it."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     xy = slide.coordinates
-    centre, side = window(slide)
-    inside = np.flatnonzero((np.abs(xy - centre) <= side / 2).all(1))
-    shown: dict[str, tuple[str, np.ndarray]] = {"truth": ("truth", slide.truth), **found}
+    center, side = window(slide)
+    inside = np.flatnonzero((np.abs(xy - center) <= side / 2).all(1))
+    shown = {"truth": slide.truth, **found}
     columns = min(COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
     across, down = np.ptp(xy, axis=0)
@@ -34,38 +34,32 @@ def draw(slide: Slide, found: dict[str, tuple[str, np.ndarray]]) -> Any:
     grid = figure.add_gridspec(2 * rows, columns, height_ratios=[height, 1.8] * rows)
     whole = canvas.Spots(xy, small=True)
     part = canvas.Spots(xy[inside])
-    for number, (title, labels) in enumerate(shown.values()):
+    for number, (title, labels) in enumerate(shown.items()):
         row, column = divmod(number, columns)
         colors = [*_colors(slide, labels), MISSING]
         ax, zoom = (figure.add_subplot(grid[2 * row + below, column]) for below in (0, 1))
         canvas.frame(ax, xy, flip=True)
         whole.labels(ax, labels, colors)
-        ax.add_patch(Rectangle(tuple(centre - side / 2), side, side, fill=False, color="black", linewidth=0.9))
+        ax.add_patch(Rectangle(tuple(center - side / 2), side, side, fill=False, color="black", linewidth=0.9))
         ax.set_title(title, fontsize="small")
-        canvas.frame(zoom, np.stack([centre - side / 2, centre + side / 2]), flip=True)
+        canvas.frame(zoom, np.stack([center - side / 2, center + side / 2]), flip=True)
         part.labels(zoom, labels[inside], colors)
         zoom.patch.set_visible(False)
-        for edge in zoom.spines.values():
-            edge.set_visible(True)
+        zoom.spines[:].set_visible(True)
     return figure
 
 
 def window(slide: Slide) -> tuple[np.ndarray, float]:
-    """Return the centre and the side of the square with the most true domains in it, among some places."""
+    """Return the center and the side of the square with the most true domains in it, among some places."""
     xy = slide.coordinates
     side = WINDOW * float(np.ptp(xy, axis=0).max())
-    tree = cKDTree(xy)
     places = xy[:: max(1, len(xy) // PLACES)]
-    counts = [
-        (len(np.unique(slide.truth[rows])), len(rows)) for rows in tree.query_ball_point(places, side / 2, p=np.inf)
-    ]
-    return places[max(range(len(places)), key=counts.__getitem__)], side
+    inside = cKDTree(xy).query_ball_point(places, side / 2, p=np.inf)
+    counts = [(len(np.unique(slide.truth[rows])), len(rows)) for rows in inside]
+    return places[counts.index(max(counts))], side
 
 
 def _colors(slide: Slide, labels: np.ndarray) -> list[str]:
-    domains = range(slide.n_domains)
-    truth, found = (
-        pd.Series(pd.Categorical(np.where(codes >= 0, codes, np.nan), categories=domains))
-        for codes in (slide.truth.astype(float), labels.astype(float))
-    )
+    domains = list(range(slide.n_domains))  # -1 is none of them, and so missing
+    truth, found = (pd.Series(pd.Categorical.from_codes(codes, domains)) for codes in (slide.truth, labels))
     return matching_colors(found, truth, palette(slide.n_domains))

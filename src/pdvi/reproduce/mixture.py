@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pdvi import datasets, metrics
 from pdvi._base.console import Say
 from pdvi.mixtures import empirical_bayes
 from pdvi.reproduce import figures
-from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
+from pdvi.reproduce.claims import Claim, listed, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, BY_NAME, PAPER, spelled
 from pdvi.reproduce.runs import Arrays, Case, Compared, Runs, Task, compare_all
 from pdvi.run.fit import Progress
@@ -63,20 +64,19 @@ QUICK = Sizes(n=10_000, batch_size=100, biases=(0.0, 0.95, 1.0), epochs=16, tria
 
 def cases(sizes: Sizes) -> dict[str, Case]:
     """Return all cases by key: every bias from the k-means start, the paper's also from a poor one, and sorted."""
-    common: dict[str, Any] = {"methods": METHODS, "batch_size": 1, "epochs": sizes.epochs, "trials": sizes.trials}
-    common |= {"tuning_epochs": sizes.tuning_epochs, "log_every": sizes.log_every}
+    lengths = (sizes.epochs, sizes.trials, sizes.tuning_epochs, sizes.log_every)
 
-    def case(bias: float, special: str | None = None) -> Case:
-        title = "i.i.d. batches" if bias == 0 else f"bias {bias:g}"
-        title += {POOR: ", start at random rows", SORTED: ", batches sorted by component", None: ""}[special]
-        key = special or f"bias-{bias:g}"
-        return Case(key, f"mixture, {title}", lambda seed: _task(sizes, bias, special, seed), **common)
+    def case(bias: float, special: str = "") -> Case:
+        title = "mixture, i.i.d. batches" if bias == 0 else f"mixture, bias {bias:g}"
+        title += {POOR: ", start at random rows", SORTED: ", batches sorted by component"}.get(special, "")
+        make = partial(_task, sizes, bias, special)
+        return Case(special or f"bias-{bias:g}", title, make, METHODS, 1, *lengths)
 
-    special = (case(sizes.bias, POOR), case(sizes.bias, SORTED))
-    return {each.key: each for each in [*map(case, sizes.biases), *special]}
+    found = [*map(case, sizes.biases), case(sizes.bias, POOR), case(sizes.bias, SORTED)]
+    return {each.key: each for each in found}
 
 
-def _task(sizes: Sizes, bias: float, special: str | None, seed: int) -> Task:
+def _task(sizes: Sizes, bias: float, special: str, seed: int) -> Task:
     data = datasets.mixture(sizes.n, batch_size=sizes.batch_size, bias=bias, seed=seed)
     settings = empirical_bayes(data.X, len(data.means), seed=seed)
     if special == POOR:  # any rows, several of which may be of one component
@@ -97,36 +97,31 @@ def _task(sizes: Sizes, bias: float, special: str | None, seed: int) -> Task:
         mean, variance = found(result.global_params)
         return {"mean": mean, "variance": variance, "true_mean": truth[0], "true_variance": truth[1]}
 
-    return Task(problem, watch, keep, _by_component(data) if special == SORTED else None)
+    if special != SORTED:
+        return Task(problem, watch, keep)
+    # in every epoch by the component that most of their rows are of: as data lie on disk
+    order = np.argsort(pd.crosstab(data.batch, data.labels).to_numpy().argmax(1), kind="stable")
+    return Task(problem, watch, keep, Fixed(tuple(order.tolist())))
 
 
-def _by_component(data: datasets.MixtureData) -> Fixed:
-    """The batches in the order of the component that most of their rows are of, in every epoch: as data lie on disk."""
-    counts = pd.crosstab(data.batch, data.labels).to_numpy()
-    return Fixed(tuple(int(b) for b in np.argsort(counts.argmax(1), kind="stable")))
-
-
-def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
+def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes, quick: bool = False) -> list[Claim]:
     """Make what is missing in ``out``, then tables, figures and the page."""
     runs = Runs(out, {"experiment": "mixture", **asdict(sizes)})
     done = compare_all(cases(sizes), runs, seeds, say)
-    for key, name in ((sizes.paper, "biased"), (sizes.iid, "iid"), (POOR, POOR), (SORTED, SORTED)):
-        write_table(_table(done[key], runs), out / "tables", name)
+    named = {"biased": done[sizes.paper], "iid": done[sizes.iid], POOR: done[POOR], SORTED: done[SORTED]}
+    for name, compared in named.items():
+        write_table(_table(compared, runs), out, name)
     swept = {bias: done[f"bias-{bias:g}"] for bias in sizes.biases}
     sweep = pd.DataFrame({f"bias {bias:g}": each.ends("wasserstein").mean() for bias, each in swept.items()})
-    sweep = sweep.reset_index(names="method")
-    write_table(sweep, out / "tables", "bias")
+    write_table(sweep.reset_index(names="method"), out, "bias")
     seconds = done[sizes.paper].ends("seconds").mean()
-    write_table(seconds.rename_axis("method").reset_index(name="seconds in the solver"), out / "tables", "seconds")
+    write_table(seconds.rename_axis("method").reset_index(name="seconds in the solver"), out, "seconds")
     shown = (sizes.paper, POOR, SORTED)
     densities = {key: [_densities(done[key], runs, 1 + i) for i in range(seeds)] for key in shown}
     made = _claims(done, sizes, sweep, densities)
-    figures.save(
-        _distance_figure([done[key] for key in (sizes.paper, sizes.iid, POOR, SORTED)]), out / "figures", "wasserstein"
-    )
-    figures.save(_sweep_figure(swept), out / "figures", "bias")
-    first = {done[key].case.title: each[0] for key, each in densities.items()}
-    figures.save(_density_figure(first), out / "figures", "density")
+    figures.save(_distance_figure(list(named.values())), out, "wasserstein")
+    figures.save(_sweep_figure(swept), out, "bias")
+    figures.save(_density_figure({done[key].case.title: each[0] for key, each in densities.items()}), out, "density")
     write_page(
         out,
         "Gaussian mixture",
@@ -153,21 +148,15 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
 
 
 def _table(done: Compared, runs: Runs) -> pd.DataFrame:
-    distance, gaps = done.ends("wasserstein"), done.gaps()
-    end_gap = gaps.groupby([done.trace["seed"], done.trace["method"]]).last().unstack()
-    near = _near(done)
-    rows = [
-        {
-            "method": method.name,
-            "tuned": spelled(runs.settings(done.case, method)),
-            "distance": distance[method.name].mean(),
-            "sd": distance[method.name].std(ddof=0),
-            "iterations to 1.05 x least": near[method.name].mean(),
-            "gap of F": end_gap[method.name].mean(),
-        }
-        for method in done.methods
-    ]
-    return pd.DataFrame(rows)
+    distance = done.ends("wasserstein")
+    columns = {
+        "tuned": {method.name: spelled(runs.settings(done.case, method)) for method in done.methods},
+        "distance": distance.mean(),
+        "sd": distance.std(ddof=0),
+        "iterations to 1.05 x least": _near(done).mean(),
+        "gap of F": done.ends(done.gaps()).mean(),
+    }
+    return pd.DataFrame(columns, index=distance.columns).reset_index(names="method")
 
 
 def _near(done: Compared) -> pd.DataFrame:
@@ -181,15 +170,15 @@ def _densities(done: Compared, runs: Runs, seed: int) -> Densities:
     names = ("SVI diminishing", UNTUNED, "P2D-VI")
     kept = {name: runs.arrays(done.case, BY_NAME[name], seed) for name in names}
     first = kept[names[0]]
-    centre = first["true_mean"].mean(0)
-    plane = np.linalg.svd(first["true_mean"] - centre)[2][:2].T
-    shown = (first["true_mean"] - centre) @ plane
+    center = first["true_mean"].mean(0)
+    plane = np.linalg.svd(first["true_mean"] - center)[2][:2].T
+    shown = (first["true_mean"] - center) @ plane
     low, high = shown.min(0) - 3.5, shown.max(0) + 3.5
     axes = [np.linspace(a, b, GRID) for a, b in zip(low, high)]
     points = np.stack(np.meshgrid(*axes), -1)
 
     def density(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        components = zip((mean - centre) @ plane, variance)
+        components = zip((mean - center) @ plane, variance)
         return np.mean([multivariate_normal(m, plane.T @ (v[:, None] * plane)).pdf(points) for m, v in components], 0)
 
     extent = (low[0], high[0], low[1], high[1])
@@ -208,11 +197,7 @@ def _claims(
     done: dict[str, Compared], sizes: Sizes, sweep: pd.DataFrame, densities: dict[str, list[Densities]]
 ) -> list[Claim]:
     ours = ("PD-VI", "P2D-VI")
-    by_method = sweep.set_index("method")
-    change = by_method.iloc[:, -1] / by_method.iloc[:, 0]
-
-    def listed(values: pd.Series, style: str) -> str:
-        return ", ".join(f"{name} {values[name]:{style}}" for name in METHODS)
+    change = sweep.iloc[:, -1] / sweep.iloc[:, 0]
 
     def lower(key: str, start: str) -> Claim:
         ends = done[key].ends("wasserstein")
@@ -228,8 +213,7 @@ def _claims(
         )
 
     def faster(key: str, start: str) -> Claim:
-        near = _near(done[key])
-        median = near.median()
+        median = _near(done[key]).median()
         return Claim(
             f"PD-VI and P2D-VI converge faster than every baseline ({start})",
             f"{SECTION}, figure of the Wasserstein distance",
@@ -267,8 +251,7 @@ def _distance_figure(done: list[Compared]) -> Any:
         trace = compared.trace
         for ax in column:
             figures.curves(ax, trace, "step", trace["wasserstein"], compared.methods, log=True)
-            ax.set_xlabel("iteration")
-            ax.set_ylabel("Wasserstein-2 distance")
+            ax.set(xlabel="iteration", ylabel="Wasserstein-2 distance")
         column[0].set_title(compared.case.title, loc="left", fontsize="medium")
         near = compared.ends("wasserstein").mean()
         start = trace.loc[trace["step"] == 0, "wasserstein"].mean()
@@ -283,8 +266,7 @@ def _sweep_figure(done: dict[float, Compared]) -> Any:
     last = [each.trace.groupby(["method", "seed"]).tail(1).assign(bias=bias) for bias, each in done.items()]
     table = pd.concat(last, ignore_index=True)
     figures.curves(axes[0, 0], table, "bias", table["wasserstein"], methods, log=True)
-    axes[0, 0].set_xlabel("share of a batch that is of one component")
-    axes[0, 0].set_ylabel("Wasserstein-2 distance at the end")
+    axes[0, 0].set(xlabel="share of a batch that is of one component", ylabel="Wasserstein-2 distance at the end")
     figures.legend(figure, axes)
     return figure
 

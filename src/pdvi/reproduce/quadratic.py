@@ -14,7 +14,7 @@ from pdvi import datasets
 from pdvi._base.console import Say
 from pdvi.core.problem import Problem
 from pdvi.reproduce import figures
-from pdvi.reproduce.claims import Claim, verdict, write_page, write_table
+from pdvi.reproduce.claims import Claim, listed, verdict, write_page, write_table
 from pdvi.reproduce.methods import PAPER, spelled
 from pdvi.reproduce.rates import Rate, power, rate, squared_gradients
 from pdvi.reproduce.runs import Case, Compared, Runs, Task, compare_all
@@ -23,6 +23,7 @@ TABLE = "Table 1"
 APPENDIX = "appendix, quadratic synthetic data"
 OPTIMUM = {"paper": 0.0, "convex": 0.0}  # of F where it is known; elsewhere the best that any method reached
 MARGIN = 0.1  # by which a fitted exponent may miss the one of a bound
+Measured = dict[str, tuple[Rate, float]]  # the rate of each method, and the exponent of its mean squared gradient
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,17 @@ def cases(sizes: Sizes) -> dict[str, Case]:
     def case(
         key: str, title: str, problem: Callable[[int], Problem], batch_size: int, epochs: float, *more: str
     ) -> Case:
-        return Case(
-            key,
-            title,
-            lambda seed: Task(problem(seed)),
-            (*PAPER, *more),
-            batch_size=batch_size,
-            epochs=epochs,
-            trials=sizes.trials,
-            tuning_epochs=sizes.tuning_epochs,
-            double=True,
-        )
+        lengths = (batch_size, epochs, sizes.trials, sizes.tuning_epochs)
+        return Case(key, title, lambda seed: Task(problem(seed)), (*PAPER, *more), *lengths, double=True)
 
     def quadratic(seed: int, linear: float = 0.0) -> Problem:
         return datasets.quadratic(sizes.n, linear=linear, seed=seed)
+
+    def quartic(seed: int) -> Problem:
+        return datasets.quartic(sizes.small, seed=seed)
+
+    def tanh(seed: int) -> Problem:
+        return datasets.tanh_regression(sizes.small, seed=seed)
 
     def mixture(seed: int) -> Problem:
         return datasets.mixture(sizes.rows, batch_size=max(1, sizes.rows // 50), seed=seed).problem(seed=seed)
@@ -72,27 +70,22 @@ def cases(sizes: Sizes) -> dict[str, Case]:
     found = [
         case("paper", "the paper's quadratic", quadratic, *large),
         case("shifted", "the same with linear terms", partial(quadratic, linear=1.0), *large),
-        case("convex", "convex quartic", lambda seed: datasets.quartic(sizes.small, seed=seed), *small),
-        case(
-            "nonconvex",
-            "nonconvex tanh regression",
-            lambda seed: datasets.tanh_regression(sizes.small, seed=seed),
-            *small,
-        ),
+        case("convex", "convex quartic", quartic, *small),
+        case("nonconvex", "nonconvex tanh regression", tanh, *small),
         case("mixture", "small biased mixture", mixture, 1, sizes.long / 2, "PG-SVI", "SNGVI"),
     ]
     return {case.key: case for case in found}
 
 
-def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, quick: bool = False) -> list[Claim]:
+def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes, quick: bool = False) -> list[Claim]:
     """Make what is missing in ``out``, then tables, figures and the page."""
     runs = Runs(out, {"experiment": "quadratic", **asdict(sizes)})
     done = compare_all(cases(sizes), runs, seeds, say)
     measured = {key: _measured(each, OPTIMUM.get(key)) for key, each in done.items()}
-    write_table(_table(done, measured, runs), out / "tables", "rates")
+    write_table(_table(done, measured, runs), out, "rates")
     made = _claims(done, measured)
-    figures.save(_loss_figure(done), out / "figures", "loss")
-    figures.save(_rates_figure(done), out / "figures", "rates")
+    figures.save(_loss_figure(done), out, "loss")
+    figures.save(_rates_figure(done), out, "rates")
     write_page(
         out,
         "Quadratic, and rates",
@@ -113,8 +106,8 @@ def run(out: Path, *, seeds: int, say: Say, command: str, sizes: Sizes = FULL, q
     return made
 
 
-def _measured(done: Compared, optimum: float | None) -> dict[str, tuple[Rate, float]]:
-    """For every method its rate and the exponent of its mean squared gradient, averaged over the seeds."""
+def _measured(done: Compared, optimum: float | None) -> Measured:
+    """Averages over the seeds."""
     trace = done.trace.assign(gap=done.gaps(optimum))
     found = {}
     for method in done.methods:
@@ -126,7 +119,7 @@ def _measured(done: Compared, optimum: float | None) -> dict[str, tuple[Rate, fl
     return found
 
 
-def _table(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate, float]]], runs: Runs) -> pd.DataFrame:
+def _table(done: dict[str, Compared], measured: dict[str, Measured], runs: Runs) -> pd.DataFrame:
     rows = []
     for key, compared in done.items():
         for method in compared.methods:
@@ -148,11 +141,11 @@ def _table(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate, 
     return pd.DataFrame(rows)
 
 
-def _claims(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate, float]]]) -> list[Claim]:
+def _claims(done: dict[str, Compared], measured: dict[str, Measured]) -> list[Claim]:
     pd_vi, p2d, auto = "PD-VI", "P2D-VI", "P2D-VI automatic"
     paper, shifted, mixture = (measured[key] for key in ("paper", "shifted", "mixture"))
 
-    def rates(where: dict[str, tuple[Rate, float]], *names: str) -> str:
+    def rates(where: Measured, *names: str) -> str:
         return "; ".join(
             f"{name} {found.reading} ({-found.per_epoch:.2g} decades per epoch, R2 {found.straight:.2f},"
             f" gap at the end {found.level:.1g})"
@@ -164,15 +157,13 @@ def _claims(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate,
         return ", ".join(f"{name} T^{measured[key][name][1]:.2f}" for name in names)
 
     def epochs_to(key: str, name: str, target: float) -> float:
-        compared = done[key]
-        gaps = compared.gaps(OPTIMUM.get(key))
-        return float(compared.arrivals(gaps, target, "epoch")[name].mean())
+        gaps = done[key].gaps(OPTIMUM.get(key))
+        return float(done[key].arrivals(gaps, target, "epoch")[name].mean())
 
     faster = {key: (epochs_to(key, auto, 1e-8), epochs_to(key, pd_vi, 1e-8)) for key in ("paper", "shifted")}
     faster["mixture"] = epochs_to("mixture", p2d, 1e-8), epochs_to("mixture", pd_vi, 1e-8)
-    noisy = ("SGD", "RMSProp", "Adam")
-    constant = ("SVI constant", "PG-SVI")
-    convex = {name: measured["convex"][name][0].slope for name in (pd_vi, auto)}
+    noisy, constant = ("SGD", "RMSProp", "Adam"), ("SVI constant", "PG-SVI")
+    convex = pd.Series({name: measured["convex"][name][0].slope for name in (pd_vi, auto)})
     general = [measured[key][name][1] <= -1 + MARGIN for key in ("nonconvex", "mixture") for name in (pd_vi, p2d)]
     slower = [
         measured[key][name][1] > max(measured[key][p2d][1], -1) + MARGIN
@@ -214,9 +205,8 @@ def _claims(done: dict[str, Compared], measured: dict[str, dict[str, tuple[Rate,
         Claim(
             "PD-VI and P2D-VI: O(1/T) on convex problems",
             TABLE,
-            "slope of log gap against log T on the quartic: "
-            + ", ".join(f"{name} {slope:.2f}" for name, slope in convex.items()),
-            verdict(*(slope <= -1 + MARGIN for slope in convex.values())),
+            f"slope of log gap against log T on the quartic: {listed(convex, '.2f')}",
+            verdict(*(convex <= -1 + MARGIN)),
         ),
         Claim(
             "PD-VI and P2D-VI: mean squared gradient norm O(1/T) on nonconvex problems",
@@ -248,33 +238,27 @@ def _loss_figure(done: dict[str, Compared]) -> Any:
         figures.curves(ax, done[key].trace, "step", gap, done[key].methods, log=True)
         ax.set_ylim(1e-14, 10)
         ax.set_title(done[key].case.title, loc="left", fontsize="medium")
-        ax.set_xlabel("iteration")
-        ax.set_ylabel("gap of the loss, relative to the start")
+        ax.set(xlabel="iteration", ylabel="gap of the loss, relative to the start")
     figures.legend(figure, axes)
     return figure
 
 
 def _rates_figure(done: dict[str, Compared]) -> Any:
     figure, axes = figures.new(3)
-    for ax, key in zip(axes[0], ("convex", "nonconvex", "mixture")):
-        compared = done[key]
-        trace = compared.trace
+    for ax, key, lowest in zip(axes[0], ("convex", "nonconvex", "mixture"), (1e-12, 1e-20, 1e-20)):
+        compared, trace = done[key], done[key].trace
         if key == "convex":
             values, label = compared.gaps(OPTIMUM[key]), "gap of the loss, relative to the start"
         else:
             parts = [pd.Series(squared_gradients(run), run.index) for _, run in trace.groupby(["method", "seed"])]
             values, label = pd.concat(parts), "mean squared gradient norm,\nT/2 to T"
         figures.curves(ax, trace, "step", values.where(trace["step"] > 0), compared.methods, log=True)
-        ax.set_xscale("log")
         ax.set_title(compared.case.title, loc="left", fontsize="medium")
-        ax.set_xlabel("iteration T")
-        ax.set_ylabel(label)
-        start = trace["step"][trace["step"] > 0].min()
-        ends = trace["step"].max()
+        ax.set(xscale="log", xlabel="iteration T", ylabel=label)
+        start, ends = trace["step"][trace["step"] > 0].min(), trace["step"].max()
         for exponent in (-0.5, -1):
             ax.plot([start, ends], [1, (ends / start) ** exponent], color="#BBBBBB", linewidth=0.8, zorder=0)
             ax.annotate(f"T^{exponent:g}", (ends, (ends / start) ** exponent), fontsize="x-small", color="#777777")
-    for ax, lowest in zip(axes[0], (1e-12, 1e-20, 1e-20)):
         ax.set_ylim(lowest, 10)
     figures.legend(figure, axes)
     return figure

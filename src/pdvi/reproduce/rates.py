@@ -14,19 +14,14 @@ BEGUN = 0.1  # a gap above it is on its way, however slow, and not at a floor
 
 
 class Rate(NamedTuple):
-    """Straight lines through a trace, from a quarter of the way to where the gap has arrived, or to its end.
+    """Straight lines through a trace, from a quarter of the way to where the gap has arrived, or to its end."""
 
-    ``per_epoch``: slope of log10(gap) against T, in decades per epoch, and its R^2, ``straight``; ``slope``: that of
-    log(gap) against log(T), and its R^2, ``bent``; ``level``: the median gap of the last quarter of the run; ``fall``:
-    how many decades that is below the second quarter's.
-    """
-
-    per_epoch: float
-    straight: float
-    slope: float
-    bent: float
-    level: float
-    fall: float
+    per_epoch: float  # slope of log10(gap) against T, in decades per epoch
+    straight: float  # its R^2
+    slope: float  # of log(gap) against log(T)
+    bent: float  # its R^2
+    level: float  # median gap of the last quarter of the run
+    fall: float  # how many decades that is below the second quarter's
 
     @property
     def arrived(self) -> bool:
@@ -62,8 +57,8 @@ def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
     end = max(int(below[0]) + 1 if len(below) else len(gap), 4)
     chosen = slice(max(1, end // 4), end)
     late, decades = epoch[chosen], np.log10(np.clip(gap[chosen], 1e-300, 1e300))
-    per_epoch, straight = line(late, decades)
-    slope, bent = line(np.log10(late), decades)
+    per_epoch, straight = _line(late, decades)
+    slope, bent = _line(np.log10(late), decades)
     quarter = max(1, len(gap) // 4)
     level, before = (float(np.median(part)) for part in (gap[-quarter:], gap[quarter : 2 * quarter]))
     fall = float(np.log10(max(before, 1e-300) / max(level, 1e-300))) if np.isfinite([before, level]).all() else 0.0
@@ -90,11 +85,11 @@ def power(epoch: np.ndarray, values: np.ndarray) -> float:
         chosen = epoch > 0
     if chosen.sum() < 3:
         return np.nan
-    return line(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300)))[0]
+    return _line(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300)))[0]
 
 
-def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return slope and R^2 of a straight line through the points."""
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Slope and R^2 of a straight line through the points."""
     slope, level = np.polyfit(x, y, 1)
     spread = np.var(y)
     return float(slope), float(1 - np.var(y - slope * x - level) / spread) if spread > 0 else 0.0

@@ -1,8 +1,8 @@
 """Keep runs as files: a finished one is never made twice, a half-written one never taken for finished.
 
 A folder holds `settings.json` (what all runs have in common), `tuning/<case>/<method>.jsonl` (trials) and `.json` (the
-best settings), and `runs/<case>/<method>-<seed>.csv` (the trace), beside it `.npz` if a run keeps arrays. Every file is
-written under another name and takes its own at the end, and the trace is the last one of a run.
+best settings), and `runs/<case>/<method>-<seed>.csv` (the trace), beside it `.npz` if a run keeps arrays. Every file
+takes its name when it is whole, and the trace is the last one of a run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,16 +63,13 @@ class Runs:
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
-        if path.exists():
-            found = json.loads(path.read_text())
-            differ = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
-            if differ:
-                msg = f"{str(folder)!r} holds runs with other settings ({', '.join(differ)}); give another --out."
-                raise ValueError(msg)
-        else:
+        if not path.exists():
             write_text(path, json.dumps(wanted, indent=1))
+        found = json.loads(path.read_text())
+        if differ := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
+            msg = f"{str(folder)!r} holds runs with other settings ({', '.join(differ)}); give another --out."
+            raise ValueError(msg)
 
     def of(self, case: Case, method: Method, seed: int) -> Path:
         """Return the path of the trace of a run."""
@@ -84,21 +82,18 @@ class Runs:
 
     def settings(self, case: Case, method: Method) -> dict[str, float]:
         """Return the tuned settings of a method; none if it has nothing to tune."""
-        path = self._tuned(case, method)
-        return json.loads(path.read_text()) if method.space else {}
+        return json.loads(self.tuned(case, method).read_text()) if method.space else {}
 
-    def _tuned(self, case: Case, method: Method) -> Path:
+    def tuned(self, case: Case, method: Method) -> Path:
+        """Return the path of the tuned settings of a method."""
         return self.folder / "tuning" / case.key / f"{method.key}.json"
 
     def missing(self, cases: list[Case], seeds: int) -> int:
         """Return how many tunings and runs are left to do, at most."""
-        left = 0
-        for case in cases:
-            for name in case.methods:
-                method = BY_NAME[name]
-                left += method.space is not None and not self._tuned(case, method).exists()
-                left += sum(not self.of(case, method, seed).exists() for seed in range(1, seeds + 1))
-        return left
+        pairs = [(case, BY_NAME[name]) for case in cases for name in case.methods]
+        paths = [self.tuned(*pair) for pair in pairs if pair[1].space is not None]
+        paths += [self.of(*pair, seed) for pair in pairs for seed in range(1, seeds + 1)]
+        return sum(not path.exists() for path in paths)
 
 
 class Compared(NamedTuple):
@@ -108,10 +103,9 @@ class Compared(NamedTuple):
     methods: list[Method]
     trace: pd.DataFrame
 
-    def ends(self, column: str) -> pd.DataFrame:
-        """Return the last value of every run: a row per seed, a column per method."""
-        last = self.trace.groupby(["seed", "method"], sort=False)[column].last().unstack()
-        return last[[method.name for method in self.methods]]
+    def ends(self, values: str | pd.Series) -> pd.DataFrame:
+        """Return the last value of every run, of a column or of other values: a row per seed, a column per method."""
+        return self._by_run(self.trace[values] if isinstance(values, str) else values, "last")
 
     def gaps(self, optimum: float | None = None) -> pd.Series:
         """Return (F - best) / (F at the start - best) at every log point; best: that of any method on the seed."""
@@ -121,25 +115,28 @@ class Compared(NamedTuple):
 
     def arrivals(self, values: pd.Series, target: float, against: str = "step") -> pd.DataFrame:
         """Return where each run first is at or below a target; infinite if it never is."""
-        there = self.trace[against].where(values <= target)
-        keys = [self.trace["seed"], self.trace["method"]]
-        return there.groupby(keys, sort=False).min().unstack().fillna(np.inf)[[m.name for m in self.methods]]
+        return self._by_run(self.trace[against].where(values <= target), "min").fillna(np.inf)
+
+    def _by_run(self, values: pd.Series, how: Any) -> pd.DataFrame:
+        runs = values.groupby([self.trace["seed"], self.trace["method"]], sort=False)
+        return runs.agg(how).unstack()[[method.name for method in self.methods]]
 
 
 def compare(case: Case, runs: Runs, seeds: int, step: Callable[[str], None]) -> Compared:
     """Tune every method alike and run each on every seed, or read what is there; ``step`` is told of each."""
     with jax.enable_x64(True) if case.double else nullcontext():
-        first = _Lazy(case.make)
-        methods = _applicable(case, runs, first)
+        make = cache(case.make)
+        methods = _applicable(case, runs, make)
         for method in methods:
-            if method.space and not runs._tuned(case, method).exists():
+            if method.space and not runs.tuned(case, method).exists():
                 step(f"{case.title}: tuning {method.name}")
-                _tune(case, method, runs, first)
+                _tune(case, method, runs, make(0))
         for seed in range(1, seeds + 1):
+            make.cache_clear()  # two problems at once may not fit into memory
             for method in methods:
                 if not runs.of(case, method, seed).exists():
                     step(f"{case.title}: {method.name}, seed {seed}")
-                    _run(case, method, runs, first, seed)
+                    _run(case, method, runs, make(seed), seed)
     traces = [
         pd.read_csv(runs.of(case, method, seed), float_precision="round_trip").assign(method=method.name, seed=seed)
         for seed in range(1, seeds + 1)
@@ -166,42 +163,26 @@ def compare_all(
     return found
 
 
-class _Lazy:
-    """The task of the seed asked for last, made when it is needed."""
-
-    def __init__(self, make: Callable[[int], Task]):
-        self.make, self.seed = make, -1
-        self.task: Task | None = None
-
-    def __call__(self, seed: int) -> Task:
-        if self.task is not None and seed == self.seed:
-            return self.task
-        self.task = None  # two at once may not fit into memory
-        self.seed, self.task = seed, (task := self.make(seed))
-        return task
-
-
-def _applicable(case: Case, runs: Runs, task: _Lazy) -> list[Method]:
+def _applicable(case: Case, runs: Runs, make: Callable[[int], Task]) -> list[Method]:
     """From a file when it is there: a finished case then costs nothing."""
     path = runs.folder / "tuning" / case.key / "methods.json"
     if not path.exists():
-        names = [method.name for method in applicable(case.methods, task(0).problem)]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        names = [method.name for method in applicable(case.methods, make(0).problem)]
         write_text(path, json.dumps(names))
     return [BY_NAME[name] for name in json.loads(path.read_text())]
 
 
-def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
-    path = runs._tuned(case, method)
+def _tune(case: Case, method: Method, runs: Runs, task: Task) -> None:
+    path = runs.tuned(case, method)
     as_run = case.tuning_epochs <= PARTS * case.log_every  # as many steps at a time: one compilation serves both
     found = pdvi.tune(
-        task(0).problem,
+        task.problem,
         method.solver,
         method.space,
         trials=case.trials,
         batch_size=case.batch_size,
         max_epochs=case.tuning_epochs,
-        sampling=task(0).sampling,
+        sampling=task.sampling,
         path=path.with_suffix(".jsonl"),
         equal=ROUNDING if case.double else EQUAL,
         vectorise=False if as_run else None,
@@ -210,8 +191,8 @@ def _tune(case: Case, method: Method, runs: Runs, task: _Lazy) -> None:
     write_text(path, json.dumps(found.settings))
 
 
-def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None:
-    problem, watch, keep, sampling = task(seed)
+def _run(case: Case, method: Method, runs: Runs, task: Task, seed: int) -> None:
+    problem, watch, keep, sampling = task
     solver = with_settings(problem, method.solver, runs.settings(case, method))
     extra: list[dict[str, Any]] = []
     settings: dict[str, Any] = {
@@ -244,5 +225,6 @@ def _run(case: Case, method: Method, runs: Runs, task: _Lazy, seed: int) -> None
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")

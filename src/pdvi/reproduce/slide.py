@@ -36,7 +36,7 @@ class Preset:
 
     key: str
     title: str
-    averaged: bool = True  # whether a spot's features are the mean over its neighbourhood
+    averaged: bool = True  # whether a spot's features are the mean over its neighborhood
     neighbors: int = 8
     mutual: bool = False
     tau: float = 1.0
@@ -94,15 +94,13 @@ def from_file(path: Path) -> Slide:
     """Read a MOSTA slide: counts in layer `count`, in raw or in X; `obs["annotation"]`; `obsm["spatial"]`."""
     adata = read_slide(path)
     if ANNOTATION not in adata.obs:
-        msg = (
-            f"{str(path)!r}: {ANNOTATION!r} not in adata.obs (it has {sorted(adata.obs)}); put the true domains there."
-        )
+        found = sorted(adata.obs)
+        msg = f"{str(path)!r}: {ANNOTATION!r} not in adata.obs (it has {found}); put the true domains there."
         raise ValueError(msg)
     truth = adata.obs[ANNOTATION].astype("category").cat.remove_unused_categories()
     if len(truth.cat.categories) < 2:
-        msg = (
-            f"{str(path)!r}: adata.obs[{ANNOTATION!r}] must name at least 2 domains, got {list(truth.cat.categories)}."
-        )
+        names = list(truth.cat.categories)
+        msg = f"{str(path)!r}: adata.obs[{ANNOTATION!r}] must name at least 2 domains, got {names}."
         raise ValueError(msg)
     if COUNTS in adata.layers:
         return _prepared(adata, truth, COUNTS)
@@ -139,14 +137,13 @@ def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
     if preset.averaged:
         X = averages(X, slide.coordinates, np.zeros(len(X), int), [AVERAGED])[AVERAGED]
     settings = empirical_bayes(X, slide.n_domains, seed=0)
-    neighbors = min(preset.neighbors, len(X) - 1)
-    edges = graphs.nearest(slide.coordinates, neighbors, mutual=preset.mutual)
-    flow = (
-        graphs.flow_direction(slide.coordinates, pairwise_distances_argmin(X, settings.means)) if preset.flow else None
-    )
-    weighted = graphs.weights(edges, X - X.mean(0), slide.coordinates, flow, tau=preset.tau)
-    patches = grid(slide.coordinates, *preset.cells) if preset.cells else median_cuts(slide.coordinates, n_patches)
-    where = layout(patches, along_space(slide.coordinates))
+    xy, flow = slide.coordinates, None
+    edges = graphs.nearest(xy, min(preset.neighbors, len(X) - 1), mutual=preset.mutual)
+    if preset.flow:
+        flow = graphs.flow_direction(xy, pairwise_distances_argmin(X, settings.means))
+    weighted = graphs.weights(edges, X - X.mean(0), xy, flow, tau=preset.tau)
+    patches = grid(xy, *preset.cells) if preset.cells else median_cuts(xy, n_patches)
+    where = layout(patches, along_space(xy))
     problem = potts_mixture_problem(
         X,
         weighted,
