@@ -18,7 +18,7 @@ from pdvi._anndata import blocks
 from pdvi._anndata.lazy import open_lazily
 from pdvi.report import spots
 from pdvi.report.markers import find_markers
-from pdvi.report.words import call
+from pdvi.report.sections import call
 from test_pl import slide
 
 HOSTILE = '</script><img src=x onerror="window.hacked=1">&\'"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdvi import __version__
-from pdvi.cli.printing import details, print_json, print_table
 
 if TYPE_CHECKING:
+    from anndata import AnnData
+
     from pdvi._base.console import Say
     from pdvi._base.path_overlap import PathRole
 
@@ -70,10 +72,10 @@ def demo(
         _without_windows()
         rows = run(n_spots, n_domains, seed, out, say)
     if as_json:
-        print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
+        _print_json(written=[str(out / name) for name in FILES], methods=[row._asdict() for row in rows])
     elif not quiet:
         title = f"{n_spots:,} cells, {n_domains} domains: agreement with the truth"
-        print_table(("method", "ARI", "NMI", "seconds"), rows, title=title, digits=2)
+        _print_table(("method", "ARI", "NMI", "seconds"), rows, title=title, digits=2)
         print(f"Written to {out}: {', '.join(FILES)}")
 
 
@@ -154,7 +156,7 @@ def domains(
         found = adata.uns[key_added]
         say(found["status"])
         if verbose:
-            for line in details(adata, key_added):
+            for line in _details(adata, key_added):
                 say(line)
         if plot is not None or report is not None:
             _without_windows()
@@ -182,7 +184,7 @@ def domains(
         say("done")
     if as_json:
         sizes = adata.obs[key_added].value_counts(sort=False)
-        print_json(
+        _print_json(
             written=[str(path) for path in places],
             n_spots=adata.n_obs,
             n_genes=adata.n_vars,
@@ -233,11 +235,11 @@ def choose(
                 figures.write_figure(pl.n_domains(adata), temporary)
     columns = {name: values for name, values in adata.uns["n_domains"].items() if name != "recommended"}
     if as_json:
-        print_json(recommended=best, **{name: values.tolist() for name, values in columns.items()})
+        _print_json(recommended=best, **{name: values.tolist() for name, values in columns.items()})
     elif quiet:
         print(best)  # which is all that was asked
     else:
-        print_table([name.replace("_", " ") for name in columns], [*zip(*columns.values())])
+        _print_table([name.replace("_", " ") for name in columns], [*zip(*columns.values())])
         print(f"recommended: {best}")
 
 
@@ -271,7 +273,7 @@ def report(
             reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
         say("done")
     if as_json:
-        print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
+        _print_json(written=[str(output)], n_spots=adata.n_obs, bytes=output.stat().st_size)
 
 
 @app.command()
@@ -330,7 +332,7 @@ def reproduce(
     if not quiet:
         rows = [(claim.claim, claim.measured, claim.verdict) for claim in claims]
         title = f"{experiment}: what the paper says, and what came out"
-        print_table(("claim", "measured", "verdict"), rows, title=title)
+        _print_table(("claim", "measured", "verdict"), rows, title=title)
         print(f"Written to {out}: README.md, claims.json, traces.csv, tables, figures")
 
 
@@ -342,7 +344,7 @@ def info(as_json: Json = False, debug: Debug = False) -> None:
     import jax
 
     from pdvi._base.compiled import SWITCH, keep_compiled, kept_bytes
-    from pdvi.report.words import versions
+    from pdvi.report.sections import versions
 
     kept = keep_compiled()
     lines = {**versions(), "Python": platform.python_version(), "platform": platform.platform()}
@@ -350,7 +352,7 @@ def info(as_json: Json = False, debug: Debug = False) -> None:
     size = "" if kept is None else f" ({kept_bytes(kept) / 1e6:.1f} MB; {SWITCH}=off turns it off)"
     lines["cache"] = f"none ({SWITCH} names a folder)" if kept is None else f"{kept}{size}"
     if as_json:
-        print_json(**lines)
+        _print_json(**lines)
         return
     for name, value in lines.items():
         print(f"{name:14} {value}")
@@ -384,6 +386,36 @@ def _is_interrupt(error: BaseException) -> bool:
 def _is_usage(error: BaseException) -> bool:
     """Whether the command line itself is wrong: an unknown option, a missing argument."""
     return hasattr(error, "format_message")  # click's; typer has a copy of it, or not, depending on its version
+
+
+def _details(adata: AnnData, key: str) -> Iterator[str]:
+    """What --verbose adds: the settings, where the time went, the sizes of the domains."""
+    fit = adata.uns[key]
+    settings = {name: value for name, value in fit["params"].items() if name != "config"}
+    yield "settings: " + ", ".join(f"{name}={value}" for name, value in settings.items())
+    yield "seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in fit["seconds"].items())
+    yield f"ELBO {fit['elbo']:,.1f}"
+    sizes = adata.obs[key].value_counts(sort=False)
+    yield "spots: " + ", ".join(f"{name}: {size:,}" for name, size in sizes.items())
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", digits: int = 3) -> None:
+    """Print rows of texts and numbers; columns of numbers are aligned on the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None)
+    for name, first in zip(columns, rows[0]):
+        table.add_column(name, justify="left" if isinstance(first, str) else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:,.{digits}f}" if isinstance(cell, float) else str(cell) for cell in row))
+        if all(isinstance(cell, str) for cell in row):  # texts are wrapped, and need lines between them
+            table.add_section()
+    Console().print(table)
+
+
+def _print_json(**values: Any) -> None:
+    print(json.dumps(values))
 
 
 def _line(error: Any) -> str:

@@ -43,13 +43,6 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
     pp.prepare(adata)
     truth = adata.obs[keys.TRUTH]
 
-    def judged(method: str, find: Callable[[], Any]) -> Row:
-        say(f"finding domains: {method}")
-        start = time.perf_counter()
-        labels = find()
-        seconds = time.perf_counter() - start
-        return Row(method, metrics.ari(truth, labels), metrics.nmi(truth, labels), seconds)
-
     def ours() -> Any:
         tl.domains(adata, n_domains, seed=seed)
         return adata.obs[keys.DOMAIN]
@@ -59,11 +52,14 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
         adata.obs[K_MEANS] = pd.Categorical(labels.astype(str))
         return labels
 
-    rows = [
-        judged("k-means on principal components", k_means),
-        judged("pdvi, first call (compiles)", ours),
-        judged("pdvi, second call", ours),
-    ]
+    rows = []
+    finders = {"pdvi, first call (compiles)": ours, "pdvi, second call": ours}
+    for method, find in {"k-means on principal components": k_means, **finders}.items():
+        say(f"finding domains: {method}")
+        start = time.perf_counter()
+        labels = find()
+        seconds = time.perf_counter() - start
+        rows.append(Row(method, metrics.ari(truth, labels), metrics.nmi(truth, labels), seconds))
     say(f"drawing into {out}")
     for other in (keys.TRUTH, K_MEANS):
         colors = matching_colors(adata.obs[other], adata.obs[keys.DOMAIN], adata.uns[keys.colors(keys.DOMAIN)])
@@ -82,8 +78,7 @@ def _overview(adata: AnnData, rows: list[Row]) -> np.ndarray:
     """Draw the truth and what both methods found side by side, in the same colours."""
     import matplotlib.pyplot as plt
 
-    figure = plt.figure(figsize=(11, 2.9), layout="constrained")
-    axes = np.array([figure.add_subplot(1, 3, k + 1) for k in range(3)], dtype=object)
+    _, axes = plt.subplots(1, 3, figsize=(11, 2.9), layout="constrained")
     titles = {
         keys.TRUTH: "truth",
         K_MEANS: f"k-means, ARI {rows[0].ari:.2f}",

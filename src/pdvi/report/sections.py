@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from pdvi.pl.colors import palette
-from pdvi.report import charts, words
+from pdvi.report import charts
 from pdvi.report.subject import Subject, shares
 
 LISTED = 6  # marker genes of a domain, in the table
@@ -81,12 +82,16 @@ def contacts(subject: Subject) -> list[list[tuple[str, str]]] | None:
 
 def certainty(subject: Subject) -> dict[str, Any] | None:
     """Return what is known about how sure the labels are."""
-    drawn = []
+    found: dict[str, Any] = {"charts": []}
     if subject.certainty is not None:
-        drawn.append(charts.histogram(subject.certainty, "Spots by certainty", "share of views that agree"))
+        views, highest = subject.certainty, np.max(subject.certainty)
+        found["charts"].append(charts.histogram(views, "Spots by certainty", "share of views that agree"))
+        found["views"] = f"{highest:.2f}", 100 * np.mean(views >= highest), 100 * np.mean(views < 0.5)
     if subject.probability is not None:
-        drawn.append(charts.histogram(subject.probability.max(1), "Spots by probability of their label", "probability"))
-    return {"said": words.certainty(subject.probability, subject.certainty), "charts": drawn} if drawn else None
+        best = subject.probability.max(1)
+        found["charts"].append(charts.histogram(best, "Spots by probability of their label", "probability"))
+        found["model"] = 100 * np.mean(best > 0.9), 100 * np.mean(best < 0.5)
+    return found if found["charts"] else None
 
 
 def views(noted: Any) -> dict[str, Any] | None:
@@ -119,11 +124,32 @@ def fit(subject: Subject, command: str | None) -> dict[str, Any]:
             for name, title, log in CURVES
             if name in record
         ],
-        "command": command or words.call(noted["params"], subject.key),
+        "command": command or call(noted["params"], subject.key),
         "settings": {name: _short(value) for name, value in params.items()},
         "config": {name: _short(value) for name, value in config.items()},
-        "versions": words.versions(),
+        "versions": versions(),
     }
+
+
+def call(params: Mapping[str, Any], key: str) -> str:
+    """Return the call that makes the same fit, as far as its settings tell."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+    n_domains = plain.pop("n_domains", "?")
+    shown = {name: value for name, value in plain.items() if isinstance(value, str | int | float) and value != ""}
+    settings = "".join(f", {name}={value!r}" for name, value in shown.items())
+    named = "" if key == "domain" else f", key_added={key!r}"
+    return f"pdvi.tl.domains(adata, {n_domains}{settings}{named})"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a fit rests on, on this machine."""
+    found = {}
+    for name in ("pdvi", "jax", "numpy", "scipy", "scikit-learn", "anndata", "scanpy", "matplotlib"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def heat(matrix: Sequence[Sequence[float]], form: str) -> list[list[tuple[str, str]]]:

@@ -60,6 +60,6 @@ def window(slide: Slide) -> tuple[np.ndarray, float]:
 
 
 def _colors(slide: Slide, labels: np.ndarray) -> list[str]:
-    domains = list(range(slide.n_domains))  # -1 is none of them, and so missing
-    truth, found = (pd.Series(pd.Categorical.from_codes(codes, domains)) for codes in (slide.truth, labels))
+    domains = pd.RangeIndex(slide.n_domains)
+    truth, found = (pd.Series(pd.Categorical.from_codes(codes.astype(int), domains)) for codes in (slide.truth, labels))
     return matching_colors(found, truth, palette(slide.n_domains))
