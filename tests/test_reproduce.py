@@ -359,17 +359,17 @@ def test_the_published_preset_is_the_published_one():
     toy_slide = slide.Slide(
         tissue.obsm["X_pca"], tissue.obsm["spatial"], tissue.obs["truth"].cat.codes.to_numpy(np.int16)
     )
-    published, ours = (slide.cut(toy_slide, preset, 8) for preset in (slide.PUBLISHED, slide.DEFAULTS))
-    assert float(published.problem.model.temperature) == pytest.approx(1e-4)
-    assert float(ours.problem.model.temperature) == 1
+    published, ours = (slide.cut(toy_slide, preset, 8)[0] for preset in (slide.PUBLISHED, slide.DEFAULTS))
+    assert float(published.model.temperature) == pytest.approx(1e-4)
+    assert float(ours.model.temperature) == 1
     estimated = pdvi.mixtures.empirical_bayes(toy_slide.X, 3, seed=0).noise_variance
-    noise = 1 / np.asarray(published.problem.model.precision)
+    noise = 1 / np.asarray(published.model.precision)
     np.testing.assert_allclose(noise, 100 * estimated, rtol=1e-5)  # ten times the scale
-    assert published.problem.halo is None
-    assert ours.problem.halo is not None
-    assert published.problem.n_shards <= 25
-    assert ours.problem.n_shards == 8
-    assert float(published.problem.shards["weight"].max()) <= 0.005 * 3  # |cos| + tau (cos + 1) with tau 1
+    assert published.halo is None
+    assert ours.halo is not None
+    assert published.n_shards <= 25
+    assert ours.n_shards == 8
+    assert float(published.shards["weight"].max()) <= 0.005 * 3  # |cos| + tau (cos + 1) with tau 1
 
 
 def test_the_window_lies_where_domains_meet():

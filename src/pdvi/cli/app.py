@@ -176,8 +176,8 @@ def domains(
             if report is not None:
                 command = shlex.join(["pdvi", *sys.argv[1:]]) if sys.argv[1:2] == ["domains"] else None
                 title = slides[0].name if len(slides) == 1 else output.name
-                how: dict[str, Any] = {"key": key_added, "layer": layer, "title": title, "command": command}
-                reports.write(adata, places[report], **where, **how)
+                page = {"key": key_added, "layer": layer, "title": title, "command": command}
+                reports.write(adata, places[report], **where, **page)
             undisturbed()  # all is written: a Ctrl-C between two names would leave half of the files
         if limit is not None:
             on_disk.forget(output)
@@ -268,7 +268,7 @@ def report(
         say(f"reading {slide}")
         adata = files.read_slide(slide, spatial_key=spatial_key)
         say(f"writing {output}")
-        where: dict[str, Any] = {"key": key, "sample_key": sample_key, "type_key": type_key, "spatial_key": spatial_key}
+        where = {"key": key, "sample_key": sample_key, "type_key": type_key, "spatial_key": spatial_key}
         with paths.replacing(output) as temporary:
             reports.write(adata, temporary, **where, layer=layer, title=title or slide.name)
         say("done")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+import pdvi
 from pdvi import graphs, metrics
 from pdvi._anndata.read import read_slide
 from pdvi._base.console import Say
+from pdvi.mixtures import empirical_bayes
 from pdvi.reproduce import figures, maps, slide
 from pdvi.reproduce.claims import Claim, listed, verdict, write_page, write_table
 from pdvi.reproduce.methods import BASELINES, PAPER, spelled
 from pdvi.reproduce.runs import Case, Compared, Runs, Task, compare_all
 from pdvi.run.fit import Progress
+from pdvi.shards.partition import Layout
 
 PRESETS = (slide.PUBLISHED, slide.DEFAULTS)
 SECTION = "experiments, MOSTA dataset"
@@ -49,23 +54,26 @@ def cases(tissue: slide.Slide, sizes: Sizes) -> dict[str, Case]:
     n_patches = max(1, min(sizes.n_patches, len(tissue.X) // 10))
 
     def case(preset: slide.Preset) -> Case:
-        cut = cache(lambda: slide.cut(tissue, preset, n_patches))
+        cut = cache(partial(slide.cut, tissue, preset, n_patches))
         lengths = (sizes.epochs, sizes.trials, sizes.tuning_epochs, sizes.log_every)
         title = f"embryo, {preset.title}"
-        return Case(preset.key, title, lambda seed: _task(tissue, cut(), seed), PAPER, 1, *lengths)
+        return Case(preset.key, title, lambda seed: _task(tissue, *cut(), seed), PAPER, 1, *lengths)
 
     return {preset.key: case(preset) for preset in PRESETS}
 
 
-def _task(tissue: slide.Slide, cut: slide.Cut, seed: int) -> Task:
+def _task(tissue: slide.Slide, problem: pdvi.Problem, features: np.ndarray, where: Layout, seed: int) -> Task:
+    """The problem from the start that the k-means of a seed suggests."""
+    means, start = empirical_bayes(features, tissue.n_domains, seed=seed).means, problem.model.start
+    problem = eqx.tree_at(lambda p: p.model.start, problem, jnp.asarray(means, start.dtype))
+
     def labels(local: Any) -> np.ndarray:
-        return cut.where.unshard(local).argmax(1).astype(np.int16)
+        return where.unshard(local).argmax(1).astype(np.int16)
 
     def watch(progress: Progress) -> dict[str, float]:
         found = labels(progress.local_params)
         return {"ari": metrics.ari(tissue.truth[tissue.known], found[tissue.known])}
 
-    problem = slide.started(cut, tissue.n_domains, seed)
     return Task(problem, watch, lambda result: {"labels": labels(result.local_params)})
 
 

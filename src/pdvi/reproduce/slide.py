@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from sklearn.metrics import pairwise_distances_argmin
@@ -123,16 +121,11 @@ def kept(path: Path, make: Any) -> Slide:
         return Slide(**arrays)
 
 
-class Cut(NamedTuple):
-    """The problem of a preset, its features, and where its shards are on the slide."""
+def cut(slide: Slide, preset: Preset, n_patches: int) -> tuple[pdvi.Problem, np.ndarray, Layout]:
+    """Return the problem of a preset, its features, and its shards on the slide.
 
-    problem: pdvi.Problem
-    features: np.ndarray
-    where: Layout
-
-
-def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
-    """Cut a slide into shards, with hyper-parameters of one k-means, so that all starts have the same objective."""
+    Hyper-parameters are those of one k-means, so that all starts have the same objective.
+    """
     X = slide.X
     if preset.averaged:
         X = averages(X, slide.coordinates, np.zeros(len(X), int), [AVERAGED])[AVERAGED]
@@ -154,10 +147,4 @@ def cut(slide: Slide, preset: Preset, n_patches: int) -> Cut:
         temperature=preset.temperature,
         damping=preset.damping,
     )
-    return Cut(problem, X, where)
-
-
-def started(cut: Cut, n_domains: int, seed: int) -> pdvi.Problem:
-    """Return the problem with the start that the k-means of a seed suggests."""
-    means = empirical_bayes(cut.features, n_domains, seed=seed).means
-    return eqx.tree_at(lambda p: p.model.start, cut.problem, jnp.asarray(means, cut.problem.model.start.dtype))
+    return problem, X, where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,54 +17,49 @@ AT_ONCE = 40  # blocks that are collected before they go elsewhere
 DIRECT = 8.0  # means above it are drawn as gamma-Poisson, below it by inversion
 
 
-class Profiles(NamedTuple):
-    """What a gene's mean is made of."""
-
-    types: np.ndarray  # (types, genes), rows sum to one
-    regional: np.ndarray  # (domains, genes), factors
-    batch: np.ndarray  # (samples, genes), factors
-    responding: np.ndarray  # genes with a gradient
-    response: np.ndarray  # (ligands, responding genes), in logs
-    shape: np.ndarray  # of the gamma in each gene's negative binomial
-
-
-def draw_profiles(n_genes: int, mixtures: np.ndarray, n_samples: int, rng: np.random.Generator) -> Profiles:
-    """Draw marker genes of every type and region, shifts of all samples but the first, and responses to ligands."""
-
-    def sparse_normal(rows: int, share: float, mean: float, spread: float) -> np.ndarray:
-        return rng.normal(mean, spread, (rows, n_genes)) * (rng.random((rows, n_genes)) < share)
-
-    n_domains, n_types = mixtures.shape
-    types = np.exp(rng.normal(0, 1, n_genes) + sparse_normal(n_types, 0.08, 1.2, 0.4))
-    types /= types.sum(1, keepdims=True)
-    regional = np.exp(sparse_normal(n_domains, 0.08, 0.0, 0.5))
-    batch = np.exp(rng.normal(0, 0.15, (n_samples, n_genes)) * (np.arange(n_samples) > 0)[:, None])
-    response = sparse_normal(LIGANDS, 0.05, 1.0, 0.3)
-    responding = np.flatnonzero(response.any(0))
-    shape = rng.uniform(1, 6, n_genes)
-    types, regional, batch, response = (table.astype(np.float32) for table in (types, regional, batch, response))
-    return Profiles(types, regional, batch, responding, response[:, responding], shape.astype(np.float32))
-
-
 class Counts:
-    """Collects sparse counts, block by block."""
+    """Collects sparse counts, block by block.
 
-    def __init__(self, profiles: Profiles, depth: float, dropout: float, sink: Callable[[sp.csr_matrix], None] | None):
-        self.profiles, self.depth, self.dropout, self.sink = profiles, depth, dropout, sink
+    The mean of a gene comes from the types of a spot's cells, its domain, its sample and, for some genes, ligands.
+    """
+
+    def __init__(
+        self,
+        n_genes: int,
+        mixtures: np.ndarray,
+        n_samples: int,
+        depth: float,
+        dropout: float,
+        sink: Callable[[sp.csr_matrix], None] | None,
+        rng: np.random.Generator,
+    ):
+        def sparse_normal(rows: int, share: float, mean: float, spread: float) -> np.ndarray:
+            return rng.normal(mean, spread, (rows, n_genes)) * (rng.random((rows, n_genes)) < share)
+
+        n_domains, n_types = mixtures.shape
+        types = np.exp(rng.normal(0, 1, n_genes) + sparse_normal(n_types, 0.08, 1.2, 0.4))
+        self.types = (types / types.sum(1, keepdims=True)).astype(np.float32)
+        self.regional = np.exp(sparse_normal(n_domains, 0.08, 0.0, 0.5)).astype(np.float32)
+        shift = rng.normal(0, 0.15, (n_samples, n_genes)) * (np.arange(n_samples) > 0)[:, None]  # none of the first
+        self.batch = np.exp(shift).astype(np.float32)
+        response = sparse_normal(LIGANDS, 0.05, 1.0, 0.3)
+        self.responding = np.flatnonzero(response.any(0))
+        self.response = response[:, self.responding].astype(np.float32)  # in logs
+        self.shape = rng.uniform(1, 6, n_genes).astype(np.float32)  # of the gamma in a gene's negative binomial
+        self.depth, self.dropout, self.sink = depth, dropout, sink
         self._lock, self._next = Lock(), 0
-        self.rows = max(1, ENTRIES // len(profiles.shape))
+        self.rows = max(1, ENTRIES // n_genes)
         self.blocks: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def __call__(self, block: Block) -> None:
         """Draw the counts of one block."""
-        p = self.profiles
-        mean = block.cells @ p.types
-        mean *= p.regional[block.domain]
-        if len(p.batch) > 1:
-            mean *= p.batch[block.sample]
-        mean[:, p.responding] *= np.exp(block.ligand @ p.response)
+        mean = block.cells @ self.types
+        mean *= self.regional[block.domain]
+        if len(self.batch) > 1:
+            mean *= self.batch[block.sample]
+        mean[:, self.responding] *= np.exp(block.ligand @ self.response)
         mean *= (np.float32(self.depth) * block.library)[:, None]
-        row, column, value = negative_binomial(mean, p.shape, self.dropout, block.rng)
+        row, column, value = negative_binomial(mean, self.shape, self.dropout, block.rng)
         self.blocks[block.begin] = np.bincount(row, minlength=len(mean)), column, value
         if self.sink is not None and len(self.blocks) >= AT_ONCE:
             with self._lock:
@@ -72,9 +67,9 @@ class Counts:
 
     def parts(self) -> dict[str, Any]:
         """Return what AnnData takes: without counts where they went elsewhere."""
-        n_genes = len(self.profiles.shape)
+        n_genes = len(self.shape)
         names = pd.RangeIndex(1, n_genes + 1).astype(str)
-        var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.profiles.responding)}, index="gene" + names)
+        var = pd.DataFrame({"gradient": np.isin(np.arange(n_genes), self.responding)}, index="gene" + names)
         if self.sink is None:
             return {"X": self._take(), "var": var}
         self._flush()
@@ -97,7 +92,7 @@ class Counts:
         starts = starts.astype(np.int32 if starts[-1] < 2**31 else np.int64)
         indices = np.concatenate(columns, dtype=starts.dtype)
         del columns
-        shape = len(starts) - 1, len(self.profiles.shape)
+        shape = len(starts) - 1, len(self.shape)
         return sp.csr_matrix((np.concatenate(values), indices, starts), shape=shape)
 
 

@@ -14,7 +14,7 @@ from pdvi._base import checks
 from pdvi.datasets.problems import checked_rng
 from pdvi.datasets.tissue.anatomy import draw_organ
 from pdvi.datasets.tissue.cells import draw_cells, draw_mixtures
-from pdvi.datasets.tissue.counts import Counts, Features, draw_profiles
+from pdvi.datasets.tissue.counts import Counts, Features
 from pdvi.datasets.tissue.slides import draw_slides
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def tissue(
     fill: Counts | Features
     if features is None:
         depth = 12 * np.sqrt(n_genes) * (1 + several) if depth is None else depth
-        fill = Counts(draw_profiles(n_genes, mixtures, n_samples, rng), depth, dropout, file)
+        fill = Counts(n_genes, mixtures, n_samples, depth, dropout, file, rng)
     else:
         fill = Features(n_spots, features, mixtures, n_samples, rng)
     kind = draw_cells(slides, organ, mixtures, cells_per_spot, fill, fill.rows, int(rng.integers(2**63)))
