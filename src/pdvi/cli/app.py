@@ -367,20 +367,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(arguments, prog_name="pdvi", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        code = INTERRUPTED if _is_interrupt(error) else None
-        if code is None and "--debug" in arguments:
-            raise
-        if code is None:
+        # click passes an interruption on as the cause of its own
+        if not any(isinstance(each, KeyboardInterrupt) for each in (error, error.__cause__, error.__context__)):
+            if "--debug" in arguments:
+                raise
             print(f"pdvi: {_line(error)}", file=sys.stderr)
             sys.exit(2 if _is_usage(error) else 1)
+        code = INTERRUPTED
     if code == INTERRUPTED:  # raised here, or told by typer, depending on its version
         print("pdvi: interrupted.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Whether someone pressed Ctrl-C: as it is, or as click passes it on."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
 
 
 def _is_usage(error: BaseException) -> bool:

@@ -53,8 +53,9 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
         return labels
 
     rows = []
-    finders = {"pdvi, first call (compiles)": ours, "pdvi, second call": ours}
-    for method, find in {"k-means on principal components": k_means, **finders}.items():
+    finders = {"k-means on principal components": k_means}
+    finders |= {"pdvi, first call (compiles)": ours, "pdvi, second call": ours}
+    for method, find in finders.items():
         say(f"finding domains: {method}")
         start = time.perf_counter()
         labels = find()
@@ -65,8 +66,7 @@ def run(n_spots: int, n_domains: int, seed: int, out: Path, say: Callable[[str],
         colors = matching_colors(adata.obs[other], adata.obs[keys.DOMAIN], adata.uns[keys.colors(keys.DOMAIN)])
         adata.uns[keys.colors(other)] = colors
     axes = [pl.domains(adata), pl.domains(adata, key=keys.TRUTH), pl.entropy(adata), pl.trace(adata)]
-    axes.append(_overview(adata, rows))
-    for name, each in zip(FILES, axes):
+    for name, each in zip(FILES, [*axes, _overview(adata, rows)]):
         with replacing(out / name) as temporary:
             write_figure(each, temporary)
     with replacing(out / FILES[-1]) as temporary:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdvi.pl.colors import palette
-from pdvi.report import charts
+from pdvi.report.charts import line_chart
 from pdvi.report.subject import Subject, shares
 
 LISTED = 6  # marker genes of a domain, in the table
@@ -48,16 +48,15 @@ def domains(subject: Subject) -> dict[str, Any]:
 
 
 def markers(subject: Subject) -> dict[str, Any] | None:
-    """Return a dot plot of the clearest genes."""
+    """Return the clearest genes, and per domain their shares of spots that express them and levels from 0 to 1."""
     each = 3 if len(subject.names) <= 16 else 2
     genes = list(dict.fromkeys(gene for k in range(len(subject.names)) for gene in subject.best(k, each)))
     if subject.markers is None or not genes:
         return None
     means = subject.markers.means[:, genes]
     levels = (means - means.min(0)) / np.maximum(np.ptp(means, axis=0), 1e-12)
-    names = [str(subject.markers.names[gene]) for gene in genes]
-    chart = charts.dot_plot(subject.markers.shares[:, genes], levels, subject.names, names, subject.colors)
-    return {"each": each, "chart": chart}
+    rows = [[*zip(*row)] for row in zip(subject.markers.shares[:, genes].tolist(), levels.tolist())]
+    return {"each": each, "genes": [str(subject.markers.names[gene]) for gene in genes], "rows": rows}
 
 
 def composition(subject: Subject) -> dict[str, Any] | None:
@@ -85,11 +84,11 @@ def certainty(subject: Subject) -> dict[str, Any] | None:
     found: dict[str, Any] = {"charts": []}
     if subject.certainty is not None:
         views, highest = subject.certainty, np.max(subject.certainty)
-        found["charts"].append(charts.histogram(views, "Spots by certainty", "share of views that agree"))
+        found["charts"].append(("Spots by certainty", "share of views that agree", _counts(views)))
         found["views"] = f"{highest:.2f}", 100 * np.mean(views >= highest), 100 * np.mean(views < 0.5)
     if subject.probability is not None:
         best = subject.probability.max(1)
-        found["charts"].append(charts.histogram(best, "Spots by probability of their label", "probability"))
+        found["charts"].append(("Spots by probability of their label", "probability", _counts(best)))
         found["model"] = 100 * np.mean(best > 0.9), 100 * np.mean(best < 0.5)
     return found if found["charts"] else None
 
@@ -117,13 +116,14 @@ def fit(subject: Subject, command: str | None) -> dict[str, Any]:
     config = params.pop("config", {})
     if isinstance(seconds, Mapping):
         params |= {f"seconds, {name}": float(value) for name, value in seconds.items()}
+    drawn = [
+        line_chart(epoch, record[name].astype(float), title, log=log, events=events)
+        for name, title, log in CURVES
+        if name in record
+    ]
     return {
         "status": noted["status"],
-        "charts": [
-            charts.line_chart(epoch, record[name].astype(float), title, "epoch", log=log, events=events)
-            for name, title, log in CURVES
-            if name in record
-        ],
+        "charts": [chart for chart in drawn if chart is not None],
         "command": command or call(noted["params"], subject.key),
         "settings": {name: _short(value) for name, value in params.items()},
         "config": {name: _short(value) for name, value in config.items()},
@@ -164,6 +164,11 @@ def heat(matrix: Sequence[Sequence[float]], form: str) -> list[list[tuple[str, s
         [(f"{each:.2f}", "" if float(text) == 0 else text) for each, text in zip(*rows)]
         for rows in zip(strength, texts)
     ]
+
+
+def _counts(values: np.ndarray) -> list[int]:
+    """How many spots have which value, in 20 bins between 0 and 1."""
+    return np.histogram(np.clip(values, 0, 1), 20, (0.0, 1.0))[0].tolist()
 
 
 def _short(value: object) -> object:

@@ -64,15 +64,15 @@ def cases(tissue: slide.Slide, sizes: Sizes) -> dict[str, Case]:
 
 def _task(tissue: slide.Slide, problem: pdvi.Problem, features: np.ndarray, where: Layout, seed: int) -> Task:
     """The problem from the start that the k-means of a seed suggests."""
-    means, start = empirical_bayes(features, tissue.n_domains, seed=seed).means, problem.model.start
-    problem = eqx.tree_at(lambda p: p.model.start, problem, jnp.asarray(means, start.dtype))
+    means = jnp.asarray(empirical_bayes(features, tissue.n_domains, seed=seed).means, problem.model.start.dtype)
+    problem = eqx.tree_at(lambda p: p.model.start, problem, means)
+    known = tissue.truth >= 0  # annotated
 
     def labels(local: Any) -> np.ndarray:
         return where.unshard(local).argmax(1).astype(np.int16)
 
     def watch(progress: Progress) -> dict[str, float]:
-        found = labels(progress.local_params)
-        return {"ari": metrics.ari(tissue.truth[tissue.known], found[tissue.known])}
+        return {"ari": metrics.ari(tissue.truth[known], labels(progress.local_params)[known])}
 
     return Task(problem, watch, lambda result: {"labels": labels(result.local_params)})
 

@@ -13,7 +13,6 @@ from pdvi.pl.colors import MISSING, matching_colors
 from pdvi.reproduce.slide import Slide
 
 WINDOW = 0.2  # of the longer side of the slide
-COLUMNS = 6
 PLACES = 300  # that are tried for the window
 
 
@@ -26,7 +25,7 @@ def draw(slide: Slide, found: dict[str, np.ndarray]) -> Any:
     center, side = window(slide)
     inside = np.flatnonzero((np.abs(xy - center) <= side / 2).all(1))
     shown = {"truth": slide.truth, **found}
-    columns = min(COLUMNS, len(shown))
+    columns = min(6, len(shown))
     rows = -(-len(shown) // columns)
     across, down = np.ptp(xy, axis=0)
     height = 2.3 * float(np.clip(down / max(across, 1e-12), 0.4, 2.5))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import linregress
 
 ARRIVED = 1e-11  # of the way from the start: below it is rounding
 STALLED = 0.15  # decades by which a run that has reached a floor falls from the second quarter to the last
@@ -57,12 +58,11 @@ def rate(epoch: np.ndarray, gap: np.ndarray) -> Rate:
     end = max(int(below[0]) + 1 if len(below) else len(gap), 4)
     chosen = slice(max(1, end // 4), end)
     late, decades = epoch[chosen], np.log10(np.clip(gap[chosen], 1e-300, 1e300))
-    per_epoch, straight = _line(late, decades)
-    slope, bent = _line(np.log10(late), decades)
+    linear, power_law = linregress(late, decades), linregress(np.log10(late), decades)
     quarter = max(1, len(gap) // 4)
     level, before = (float(np.median(part)) for part in (gap[-quarter:], gap[quarter : 2 * quarter]))
     fall = float(np.log10(max(before, 1e-300) / max(level, 1e-300))) if np.isfinite([before, level]).all() else 0.0
-    return Rate(per_epoch, straight, slope, bent, level, fall)
+    return Rate(linear.slope, linear.rvalue**2, power_law.slope, power_law.rvalue**2, level, fall)
 
 
 def squared_gradients(trace: pd.DataFrame) -> np.ndarray:
@@ -85,11 +85,4 @@ def power(epoch: np.ndarray, values: np.ndarray) -> float:
         chosen = epoch > 0
     if chosen.sum() < 3:
         return np.nan
-    return _line(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300)))[0]
-
-
-def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope and R^2 of a straight line through the points."""
-    slope, level = np.polyfit(x, y, 1)
-    spread = np.var(y)
-    return float(slope), float(1 - np.var(y - slope * x - level) / spread) if spread > 0 else 0.0
+    return linregress(np.log10(epoch[chosen]), np.log10(np.maximum(values[chosen], 1e-300))).slope

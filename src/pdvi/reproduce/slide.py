@@ -37,7 +37,6 @@ class Preset:
     averaged: bool = True  # whether a spot's features are the mean over its neighborhood
     neighbors: int = 8
     mutual: bool = False
-    tau: float = 1.0
     flow: bool = False  # whether weights know the direction along which labels do not change
     weights: float = 1.0  # their factor
     temperature: float = 1.0
@@ -75,11 +74,6 @@ class Slide(NamedTuple):
     def n_domains(self) -> int:
         """Return how many domains are annotated."""
         return int(self.truth.max()) + 1
-
-    @property
-    def known(self) -> np.ndarray:
-        """Return which spots are annotated."""
-        return self.truth >= 0
 
 
 def simulated(n_spots: int, n_genes: int, n_domains: int) -> Slide:
@@ -134,7 +128,7 @@ def cut(slide: Slide, preset: Preset, n_patches: int) -> tuple[pdvi.Problem, np.
     edges = graphs.nearest(xy, min(preset.neighbors, len(X) - 1), mutual=preset.mutual)
     if preset.flow:
         flow = graphs.flow_direction(xy, pairwise_distances_argmin(X, settings.means))
-    weighted = graphs.weights(edges, X - X.mean(0), xy, flow, tau=preset.tau)
+    weighted = graphs.weights(edges, X - X.mean(0), xy, flow)
     patches = grid(xy, *preset.cells) if preset.cells else median_cuts(xy, n_patches)
     where = layout(patches, along_space(xy))
     problem = potts_mixture_problem(
