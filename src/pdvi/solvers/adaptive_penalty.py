@@ -19,9 +19,9 @@ from pdvi.solvers.conjugate import best_globals, statistics_of
 from pdvi.solvers.local_variables import like, local_step, reinit_shard_states
 from pdvi.solvers.newton_init import OptimizeLocals, near_optimum
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
-from pdvi.solvers.primal_dual.curvature import ROUNDING, At, Curvature, Profile, Separate, changed, nats_left
+from pdvi.solvers.primal_dual.curvature import MOST, ROUNDING, At, Curvature, Profile, Separate, changed, nats_left
 from pdvi.solvers.primal_dual.metric import root
-from pdvi.solvers.primal_dual.penalty import curvature_shards
+from pdvi.solvers.primal_dual.penalty import curvature_reader, curvature_shards
 from pdvi.solvers.wrapper import Wrapper
 
 REL_TOL = 1e-6  # of the objective: a smaller rise is rounding
@@ -87,7 +87,7 @@ class AdaptivePenalty(Wrapper):
     independent_rows
         rows of a shard's local variables meet in the globals only.
     warm
-        local variables are given: the consensus initialization does not look for them.
+        local variables are given: the consensus initialization does not look for them, and D, estimated there, stays.
     """
 
     solver: Any
@@ -153,7 +153,13 @@ class AdaptivePenalty(Wrapper):
             shards.update(local_step, shards.lam)
         server = shards.server
         lam = consensus_globals(problem, shards.sum(statistics_of, None), server.lam)
-        shards.server = server._replace(inner=start(lam, server.inner.penalty), due=jnp.zeros_like(server.due))
+        penalty = server.inner.penalty
+        if self.warm:
+            subset = curvature_shards(problem)
+            mean = shards.sum(curvature_reader, lam, subset) / n_sampled(problem, subset)
+            # a rare component, whose curvature may grow, has at least a tenth of what the others of its block have
+            penalty = self.solver.shaped(server.constant * jnp.maximum(mean, block_means(problem, mean) / MOST))
+        shards.server = server._replace(inner=start(lam, penalty), due=jnp.zeros_like(server.due))
         shards.note("consensus initialization")
         reinit_shard_states(problem, shards, self)
 
@@ -187,6 +193,8 @@ class AdaptivePenalty(Wrapper):
                 partial(self._initialize, problem),
                 on_host=on_host or self.initialization == NEWTON,
             )
+        if self.warm:
+            return Segment(self)
         due = (rest == 0) & (epoch >= shards.server.due)
         shards.when(due, lambda shards: self._update_penalty(problem, shards, epoch), on_host=on_host)
         return Segment(self, per_epoch - rest)

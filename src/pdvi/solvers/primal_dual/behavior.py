@@ -71,6 +71,12 @@ class Case:
         return dataclasses.replace(self.solver, scale=wanted, exploration=0)
 
     @property
+    def has_consensus(self) -> bool:
+        """Return whether shards can begin at the best globals for their local variables."""
+        closed = offers(self.model, Conjugate) and not offers(self.model, Exact)
+        return closed and self.solver.preconditioner != "full"
+
+    @property
     def explores(self) -> bool:
         """Return whether a warm-up suits the model, and an epoch has enough batches for it."""
         suits = all(offers(self.model, ability) for ability in (Coupled, Conjugate, Natural))
@@ -114,12 +120,17 @@ TABLE = [
         lambda case: Explored(case.plain(), WARMUP_EPOCHS),
     ),
     Row(
-        lambda case: (
-            offers(case.model, Conjugate) and not offers(case.model, Exact) and case.solver.preconditioner != "full"
-        ),
+        lambda case: case.has_consensus and case.warm,
+        "consensus initialization, constant diagonal penalty",
+        "the model has the best globals in closed form from statistics that add over shards, and the run starts from "
+        "given local variables",
+        lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS, warm=True),
+    ),
+    Row(
+        lambda case: case.has_consensus,
         "consensus initialization, adaptive diagonal penalty",
         "the model has the best globals in closed form from statistics that add over shards",
-        lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS, warm=case.warm),
+        lambda case: AdaptivePenalty(case.plain(CONSENSUS_SCALE), CONSENSUS),
     ),
     Row(
         lambda case: (
