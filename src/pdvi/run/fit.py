@@ -14,17 +14,16 @@ from tqdm import tqdm
 
 from pdvi._base.checks import at_least, positive
 from pdvi._base.types import PyTree
-from pdvi.core.executor import Executor
+from pdvi.core.executor import Executor, HostShards
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import Solver, State
 from pdvi.executors.fit_program import MAX_ROWS
 from pdvi.run.checkpoint import Checkpoint, Keeper
-from pdvi.run.program import Tolerances
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling
 from pdvi.run.settings import last_step
-from pdvi.run.stopping import flat, settled
+from pdvi.run.stopping import Tolerances, flat, little, settled
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,12 @@ def _verdict(
     answers = [callback(progress) for callback in callbacks]
     if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
-    quiet = settled(run.rows, tolerances.tol, tolerances.abs_tol)
-    if (quiet and run.at_rest(tolerances)) or flat(run.rows, tolerances.grad_tol):
+    quiet = settled(run.rows, tolerances)
+    if quiet:  # do the derivatives leave as little to gain as the objective's changes say?
+        left = run.solver.remaining_gain(run.problem, HostShards(run.executor, run.state))
+        if little(left, run.rows[-1]["objective"], tolerances):
+            return Status.CONVERGED
+    if flat(run.rows, tolerances.grad_tol):
         return Status.CONVERGED
     if run.step >= last:
         return Status.STALLED if quiet else Status.MAX_EPOCHS
