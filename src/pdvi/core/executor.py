@@ -78,7 +78,7 @@ class Executor(ABC):
         state = self.rebuilt(state, solver)
         for batch in batches:
             broadcast = solver.broadcast(state.server)
-            state, total, count = self.visit(state, Step(solver), broadcast, batch)
+            state, total, count = self.visit(state, solver.local_update, broadcast, batch)
             if count:
                 state = state._replace(server=updated(self.problem, solver, state.server, total, count, broadcast))
             if self.disturbed():
@@ -104,9 +104,17 @@ class Executor(ABC):
 
     def evaluate(self, state: State, solver: Solver) -> dict[str, float]:
         """Return objective, gradient norms and the solver's own metrics."""
-        measured = self.look(state._replace(own=None), measure, state.lam)
+        objective, gradient = self.look(state._replace(own=None), measure, state.lam)
+        gradient = np.asarray(gradient, float)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
+            norms = {name: float(np.linalg.norm(gradient[part])) for name, part in self.problem.block_slices.items()}
         metrics = solver.log_metrics(self.problem, HostShards(self, state))
-        return report(self.problem, measured, metrics)
+        return {
+            "objective": float(objective),
+            "grad_norm": float(np.hypot.reduce(list(norms.values()))),
+            **{f"grad_norm_{name}": value for name, value in norms.items()},
+            **{name: float(value) for name, value in metrics.items()},
+        }
 
     def disturbed(self) -> bool:
         """Return whether shards were rebuilt since the last call."""
@@ -170,37 +178,18 @@ class HostShards(Shards):
             fn(self)
 
 
-class Step(eqx.Module):
-    """A `LocalUpdateFn`: a solver's own."""
-
-    solver: Solver
-
-    def __call__(
-        self, problem: Problem, broadcast: Any, local: PyTree, shard_state: PyTree, shard: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """Update a shard."""
-        return self.solver.local_update(problem, broadcast, local, shard_state, shard)
-
-
 def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
     """Return a shard's loss and its gradient in the globals: a reader."""
     return jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
 
 
-def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any]) -> dict[str, float]:
-    """Return what the trace tells of a log point, from the summed losses and gradients, and metrics."""
-    objective, gradient = measured
-    gradient = np.asarray(gradient, float)
-    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
-        norms = {
-            f"grad_norm_{name}": float(np.linalg.norm(gradient[part])) for name, part in problem.block_slices.items()
-        }
-    return {
-        "objective": float(objective),
-        "grad_norm": float(np.hypot.reduce(list(norms.values()))),
-        **norms,
-        **{name: float(value) for name, value in metrics.items()},
-    }
+def check_local(problem: Problem, local: PyTree) -> None:
+    """Raise if local variables, stacked over shards, are not such as the problem has."""
+    wanted = [((problem.n_shards, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(problem.local_shape())]
+    found = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(local)]
+    if wanted != found:
+        msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {found}."
+        raise ValueError(msg)
 
 
 def traced(solver: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pdvi._base.checks import positive
 from pdvi._base.types import PyTree
-from pdvi.core.executor import NoShards, Step, updated
+from pdvi.core.executor import NoShards, updated
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
@@ -231,7 +231,7 @@ class Dask(Remote):
                     said[address] = solver.broadcast(state.server)
                     self._lam = np.asarray(state.lam)
                     now = self._moment()._replace(as_of=LATEST)
-                    call = self._visit_call(address, Step(solver), said[address], [turn], now)
+                    call = self._visit_call(address, solver.local_update, said[address], [turn], now)
                     flying |= self.crew.submit({address: call})
             for address, answer in self.crew.arrivals(flying).items():
                 message = self._taken_in(answer, 1)

@@ -141,9 +141,8 @@ def _plus(part: PyTree, b: int, found: PyTree) -> PyTree:
     return new if part is None else jax.tree.map(lambda old, more: old + more, part, new)
 
 
-@eqx.filter_jit
-def _init(problem: Problem, key: Array, b: Array, shard: PyTree) -> PyTree:
-    return problem.init_shard(key, b, shard)
+_init = eqx.filter_jit(Problem.init_shard)
+_fold = eqx.filter_jit(lambda function, told, own: function(told, own))
 
 
 @eqx.filter_jit
@@ -162,8 +161,3 @@ def _visit(
 @eqx.filter_jit
 def _look(problem: Problem, reader: Any, told: Any, local: PyTree, halo: PyTree, own: PyTree, shard: PyTree) -> PyTree:
     return reader(problem, told, with_halo(local, halo), own, shard)
-
-
-@eqx.filter_jit
-def _fold(function: Any, told: Any, own: PyTree) -> PyTree:
-    return function(told, own)

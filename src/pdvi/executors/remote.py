@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import jax
-import numpy as np
-
 from pdvi._base.types import Array, PyTree
-from pdvi.core.executor import Executor
+from pdvi.core.executor import Executor, check_local
 from pdvi.core.problem import Problem
 from pdvi.core.solver import State
 
@@ -33,7 +30,7 @@ class Remote(Executor):
             raise ValueError(msg)
         template = problem.local_shape()
         if local is not None:
-            _check_local(local, template, problem.n_shards)
+            check_local(problem, local)
         self.problem, self.key = problem, key
         self._open(template, local)
         return problem.init_global(key), State(None, None, None)
@@ -41,11 +38,3 @@ class Remote(Executor):
     @abstractmethod
     def _open(self, template: PyTree, local: PyTree) -> None:
         """Begin the shards' part: their local variables."""
-
-
-def _check_local(local: PyTree, template: PyTree, n_shards: int) -> None:
-    wanted = [((n_shards, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(template)]
-    found = [(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(local)]
-    if wanted != found:
-        msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {found}."
-        raise ValueError(msg)

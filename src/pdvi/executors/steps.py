@@ -32,23 +32,13 @@ def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concate
 
     That is so where there is little data, and derivatives of a loss: closed forms are compiled soon in any way.
     """
-    usual, quick = eqx.filter_jit(function), quickly(function)
-
-    @wraps(function)
-    def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return (usual if offers(problem.model, LocalStep) else quick)(problem, *args, **kwargs)
-
-    return call
-
-
-def quickly(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
-    """Return a function of a problem compiled so that it is soon there, where there is little data."""
     usual = eqx.filter_jit(function)
     quick = cache(lambda: eqx.filter_jit(function, **quickly_compiled()))
 
     @wraps(function)
     def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return (quick() if is_little((problem, args, kwargs)) else usual)(problem, *args, **kwargs)
+        is_usual = offers(problem.model, LocalStep) or not is_little((problem, args, kwargs))
+        return (usual if is_usual else quick())(problem, *args, **kwargs)
 
     return call
 
@@ -99,23 +89,22 @@ def run_steps(problem: Problem, solver: Solver, state: State, batches: np.ndarra
     return _compiled_steps(problem, solver, state, jnp.asarray(rows), jnp.asarray(len(batches)))
 
 
+def run_side_by_side(problem: Problem, solvers: list[Solver], states: list[State], batches: Array) -> State:
+    """Return several states, stacked, after the same batches; the solvers differ in real-valued settings only."""
+    return _run_side_by_side(problem, _stacked([traced(solver) for solver in solvers]), _stacked(states), batches)
+
+
 @eqx.filter_jit
-def run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
-    """Return several states after the same batches; ``solvers`` and ``states`` are stacked."""
+def _run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
     arrays, rest = eqx.partition(solvers, eqx.is_array)
     return jax.vmap(lambda some, state: steps(problem, eqx.combine(some, rest), state, batches, len(batches)))(
         arrays, states
     )
 
 
-def side_by_side(solvers: list[Solver]) -> Any:
-    """Return solvers that differ in real-valued settings only as one, with these stacked."""
-    return stacked([traced(solver) for solver in solvers])
-
-
-def stacked(trees: list[Any]) -> Any:
+def _stacked(trees: list[Any]) -> Any:
     """Return pytrees of the same structure as one, arrays stacked."""
-    return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
 
 
 def visited(
@@ -136,11 +125,6 @@ def folded(function: Any, told: Any, own: PyTree) -> PyTree:
     if not jax.tree.leaves(own):
         return function(told, own)
     return add(jax.vmap(lambda kept: function(told, kept))(own))
-
-
-def init_shard_states(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    """Return the shard states of all shards before their first visit."""
-    return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
 
 
 # All texts that compiled programs may write into the trace: each is a bit there. This library's own are listed, so that

@@ -130,18 +130,10 @@ class Run:
         no_nan(earlier.state)
         what = "the solver's state in `start`"
         good = {name.removeprefix("good."): value for name, value in earlier.state.items() if name.startswith("good.")}
-        state = template._replace(
-            server=filled(template.server, earlier.state, "server", what),
-            own=filled(template.own, earlier.state, "own", what),
-        )
+        newest = {name: value for name, value in earlier.state.items() if not name.startswith(("good.", WARM))}
+        state = filled(template._replace(local=None), newest, what)._replace(local=template.local)
         state = self._at(state, known=known)
-        if not good:
-            return state, state
-        return state, State(
-            filled(template.server, good, "server", what),
-            filled(template.local, good, "local", what),
-            filled(template.own, good, "own", what),
-        )
+        return state, filled(template, good, what) if good else state
 
     def _at(self, state: State, *, known: bool = False) -> State:
         """Return a state of an earlier moment with shards that fit it; ``known``: their local variables do already."""
@@ -374,11 +366,11 @@ class Run:
         """Return what the run has reached; with the last good state while it is another."""
         is_checkpoint = status is Status.RUNNING  # without local variables that are rebuilt from the data
         local = None if is_checkpoint and self.executor.remote else self.executor.local_params(self.state)
-        state = {**named(self.state.server, "server"), **named(self.state.own, "own")}
+        state = named(self.state._replace(local=None))
         if self.warm:
             state[WARM] = np.asarray(True)
         if self.good is not self.state:
-            state |= {f"good.{name}": value for name, value in _all_named(self.good).items()}
+            state |= {f"good.{name}": value for name, value in named(self.good).items()}
         return Result(
             global_params=self.problem.unravel(np.asarray(self.state.lam)),
             local_params=local,
@@ -392,7 +384,3 @@ class Run:
             data=self.data,
             problem=self.problem if offers(self.problem.model, Posterior) else None,
         )
-
-
-def _all_named(state: State) -> dict[str, np.ndarray]:
-    return {**named(state.server, "server"), **named(state.local, "local"), **named(state.own, "own")}

@@ -24,7 +24,7 @@ from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
-from pdvi.executors.steps import run_side_by_side, side_by_side, stacked
+from pdvi.executors.steps import run_side_by_side
 from pdvi.run.fit import wanted as bar_wanted
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling, batches
@@ -224,8 +224,8 @@ def _advance_together(runs: list[Run], last: int) -> None:
             raise ValueError(msg)
         states = run_side_by_side(
             one.problem,
-            side_by_side([segment.solver for segment in segments]),
-            stacked([run.state for run in runs]),
+            [segment.solver for segment in segments],
+            [run.state for run in runs],
             jnp.asarray(drawn[:count]),
         )
         for number, run in enumerate(runs):
