@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from pdvi._base.atomic import create
 from pdvi._base.atomic_folder import begin_folder
 from pdvi._base.temporary import remove, remove_abandoned
@@ -82,17 +84,12 @@ class WorkDir:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for this process alone; a second process gets an error."""
-        with open(self.path / LOCK, "w") as file:
-            try:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which goes away with the process
-            except ImportError:
-                pass  # a system without such locks
-            except OSError:
-                msg = f"another process works in {str(self.path)!r}; wait for it, or give another output."
-                raise ValueError(msg) from None
-            yield
+        try:
+            with FileLock(self.path / LOCK, blocking=False):
+                yield
+        except Timeout:
+            msg = f"another process works in {str(self.path)!r}; wait for it, or give another output."
+            raise ValueError(msg) from None
 
     def _read(self) -> Iterator[str]:
         for line in (self.path / FILE_LIST).read_text().splitlines():

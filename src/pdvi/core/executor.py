@@ -85,14 +85,7 @@ class Executor(ABC):
                 state = self.rebuilt(state, solver)
         return jax.block_until_ready(state)
 
-    def run_to_stop(
-        self,
-        solver: Solver,
-        state: State,
-        good: State | None,
-        batches: np.ndarray,
-        rules: Any,
-    ) -> Any:
+    def run_to_stop(self, solver: Solver, state: State, good: State | None, batches: np.ndarray, rules: Any) -> Any:
         """Return where a run has come to, from log point to log point: where the executor ``runs_to_stop``."""
         raise NotImplementedError
 

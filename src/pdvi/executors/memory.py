@@ -55,12 +55,7 @@ class Memory(Executor):
         return jax.block_until_ready(run_steps(self.problem, traced(solver), state, batches))
 
     def run_to_stop(
-        self,
-        solver: Solver,
-        state: State,
-        good: State | None,
-        batches: np.ndarray,
-        rules: Rules,
+        self, solver: Solver, state: State, good: State | None, batches: np.ndarray, rules: Rules
     ) -> Outcome:
         """Return where a run has come to, from log point to log point, in one compiled program."""
         return run_to_stop(self.problem, traced(solver), state, good, self._key, batches, rules)

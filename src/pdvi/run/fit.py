@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pdvi._base.checks import at_least, positive
+from pdvi._base.telling import wanted
 from pdvi._base.types import PyTree
 from pdvi.core.executor import Executor, HostShards
 from pdvi.core.problem import Problem
@@ -111,7 +111,10 @@ def fit(
         show a progress bar, which says so while the model is being compiled; by default on a terminal only.
     """
     keep = Keeper(checkpoint)
-    callbacks = _functions(callbacks)
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        remedy = "; give it as [function]" if callable(callbacks) else ""
+        msg = f"`callbacks` must be a list of functions that take a Progress, got {callbacks!r}{remedy}."
+        raise TypeError(msg)
     tolerances = Tolerances(tol, abs_tol, grad_tol)
     for name, value in tolerances._asdict().items():
         at_least(name, value)
@@ -182,17 +185,3 @@ def _verdict(
     if max_seconds is not None and run.seconds >= max_seconds:
         return Status.MAX_SECONDS
     return Status.RUNNING
-
-
-def _functions(callbacks: Any) -> tuple[Callable[[Progress], Any], ...]:
-    listed = tuple(callbacks) if isinstance(callbacks, list | tuple) else ()
-    if not isinstance(callbacks, list | tuple) or not all(callable(callback) for callback in listed):
-        remedy = "; give it as [function]" if callable(callbacks) else ""
-        msg = f"`callbacks` must be a list of functions that take a Progress, got {callbacks!r}{remedy}."
-        raise TypeError(msg)
-    return listed
-
-
-def wanted(progress: bool | None) -> bool:
-    """Return whether to show a progress bar: by default on a terminal only."""
-    return sys.stderr.isatty() if progress is None else progress

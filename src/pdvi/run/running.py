@@ -21,7 +21,7 @@ from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
 from pdvi.executors.fit_program import Outcome, Rules, rows_of_batches
 from pdvi.run.safeguard import Safeguard
-from pdvi.run.sampling import Sampling, batches, sampling_for
+from pdvi.run.sampling import Reshuffled, Sampling, batches
 from pdvi.run.settings import batch_size_for, executor_for, lam_from, no_nan, seed_for, solver_for
 from pdvi.run.stopping import Tolerances
 from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
@@ -70,7 +70,8 @@ class Run:
         self.solver = solver.specialize(problem, self.batch_size, warm=self.warm)
         self.segment: Segment | None = None  # the one under way
         self.seed = seed_for(seed, earlier)
-        self.sampling = sampling_for(sampling)
+        sampling = Reshuffled() if sampling is None else sampling
+        self.sampling = instance("sampling", sampling, Sampling, "a way to draw shards such as pdvi.sampling.Uniform()")
         self.executor: Executor = executor_for(executor, problem)
         self.steps_per_epoch = problem.steps_per_epoch(self.batch_size)
         self.stride = max(1, round(positive("log_every", log_every) * self.steps_per_epoch))
@@ -86,7 +87,7 @@ class Run:
         self.in_program = False  # a compiled program goes on from log point to log point
         self.compiled = False  # and has made steps
         self.row_seconds: float | None = None  # of a log point in its last call, evaluation included
-        self.evaluation_seconds: float | None = None
+        self.evaluation_seconds: float | None = None  # in the compiled program, timed where log points take long
         self.uncounted = 0.0  # seconds of calls that made no steps
         self.failed = False
         # the method has no penalty to increase: its objective may rise and fall
@@ -218,7 +219,11 @@ class Run:
         if n_rows and n_steps:
             self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
             self.compiled = True
-            seconds = max(0.1 * seconds, seconds - n_rows * self._evaluation_seconds(seconds / n_rows))
+            if self.evaluation_seconds is None and seconds / n_rows > MIN_ROW_SECONDS:
+                began = time.perf_counter()
+                self._measured()
+                self.evaluation_seconds = time.perf_counter() - began
+            seconds = max(0.1 * seconds, seconds - n_rows * (self.evaluation_seconds or 0.0))
         seconds, self.uncounted = seconds + self.uncounted, 0.0
         if not n_steps:  # compiled, and no step made: counted with the first
             seconds, self.uncounted = 0.0, seconds
@@ -240,14 +245,6 @@ class Run:
             self.next_segment()
             self.hook_done = True
             self.seconds += time.perf_counter() - began
-
-    def _evaluation_seconds(self, row_seconds: float) -> float:
-        """Return how long an evaluation takes in the compiled program: one is timed, where rows take long enough."""
-        if self.evaluation_seconds is None and row_seconds > MIN_ROW_SECONDS:
-            began = time.perf_counter()
-            self._measured()
-            self.evaluation_seconds = time.perf_counter() - began
-        return self.evaluation_seconds or 0.0
 
     def _call_program(
         self, solver: Solver, rows: list[dict[str, Any]], tolerances: Tolerances, last: int, max_rows: int

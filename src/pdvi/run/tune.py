@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from pdvi._base.atomic import check_path
 from pdvi._base.checks import instance, positive
+from pdvi._base.telling import wanted as bar_wanted
 from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
 from pdvi.executors.steps import run_side_by_side
-from pdvi.run.fit import wanted as bar_wanted
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling, batches
 from pdvi.run.settings import last_step, solver_for
