@@ -19,6 +19,7 @@ from pdvi._base.device import on_device
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Shards, ShardStateFn, Solver, State
+from pdvi.shards.store import Store
 
 
 class NoShards(RuntimeError):
@@ -26,7 +27,12 @@ class NoShards(RuntimeError):
 
 
 class Executor(ABC):
-    """Where shards are. States go in and come out; an executor that is ``remote`` keeps the shards' part itself."""
+    """Where shards are. States go in and come out; an executor that is ``remote`` keeps the shards' part itself.
+
+    A state is then what the server holds: it is small, and a snapshot of it costs nothing. Going back to one (after a
+    fault, an interruption, from a checkpoint) rebuilds the shards' part from the data: phi_b fits lam, and what a
+    method keeps for a shard is recalled from it.
+    """
 
     remote: bool = True  # local variables and what methods keep for a shard are not in the state
     runs_to_stop: bool = False  # has a compiled program that goes on from log point to log point (see `Memory`)
@@ -177,12 +183,23 @@ def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyT
 
 
 def check_local(problem: Problem, local: PyTree) -> None:
-    """Raise if local variables, stacked over shards, are not such as the problem has."""
+    """Raise if local variables, stacked over shards, are not such as the problem has; None is what it begins with."""
     wanted = [((problem.n_shards, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(problem.local_shape())]
     found = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(local)]
-    if wanted != found:
+    if local is not None and wanted != found:
         msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {found}."
         raise ValueError(msg)
+
+
+def store_of(problem: Problem, executor: Executor) -> Store:
+    """Return the store that a problem comes from; raise if it is in memory."""
+    if problem.store is None:
+        msg = (
+            f"`problem` must come from a store for the executor {type(executor).__name__}, got one in memory; "
+            "use pdvi.write_store(path, problem) and pdvi.Problem.from_store(path)."
+        )
+        raise ValueError(msg)
+    return problem.store
 
 
 def traced(solver: Any) -> Any:

@@ -20,13 +20,13 @@ import jax
 import numpy as np
 
 from pdvi._base.checks import positive
-from pdvi._base.types import PyTree
-from pdvi.core.executor import NoShards, updated
+from pdvi._base.types import Array, PyTree
+from pdvi.core.executor import Executor, NoShards, check_local, store_of, updated
+from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
 from pdvi.executors.host import add_up, by_shard, total
-from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.worker import AS_BEFORE, Brief
 from pdvi.solvers.local_variables import PASSES, Recall, settle
@@ -46,7 +46,7 @@ class Traffic:
     halo_within: int = 0
 
 
-class Dask(Remote):
+class Dask(Executor):
     """Works on a problem from a store with the workers of a `distributed.Client`.
 
     Every worker must see the store under the same path, and reach the others. Workers may come and go: those that join
@@ -82,6 +82,17 @@ class Dask(Remote):
         self._rebuilt = False
 
     # ------------------------------------------------------------------------------------ what an executor is asked
+
+    def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
+        """Return the model's own start of the globals, and a state without anything that is a shard's."""
+        store_of(problem, self)
+        check_local(problem, local)
+        self.close()
+        self.problem, self._lam = problem, np.zeros(0)
+        self._key_data = np.asarray(jax.random.key_data(key))
+        self.crew.begin(problem)
+        self._hand_out(local)
+        return problem.init_global(key), State(None, None, None)
 
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
@@ -125,7 +136,8 @@ class Dask(Remote):
 
         def call(address: str, own: list[int]) -> tuple[Any, ...]:
             own = [b for b in own if b in wanted]
-            return "look_at_shards", self._brief(address, reader, told), own, self._moment_for(address, self._moment())
+            moment = self._moment()._replace(peers=self.crew.peers(address))
+            return "look_at_shards", self._brief(address, reader, told), own, moment
 
         return self._total(call)
 
@@ -170,13 +182,6 @@ class Dask(Remote):
             return None
         return kept.stacked()
 
-    def _open(self, template: PyTree, local: PyTree) -> None:
-        self.close()
-        self._lam = np.zeros(0)
-        self._key_data = np.asarray(jax.random.key_data(self.key))
-        self.crew.begin(self.problem)
-        self._hand_out(local)
-
     # ------------------------------------------------------------------------------------ what workers are told
 
     def _brief(self, address: str, thing: Any, told: Any) -> Brief:
@@ -191,18 +196,20 @@ class Dask(Remote):
         known[number] = told
         if before is None:
             return Brief(number, content, told)
-        return Brief(number, None, jax.tree.map(lambda old, new: AS_BEFORE if _same(old, new) else new, before, told))
+
+        def news(old: np.ndarray, new: np.ndarray) -> Any:
+            return AS_BEFORE if old.dtype == new.dtype and np.array_equal(old, new) else new
+
+        return Brief(number, None, jax.tree.map(news, before, told))
 
     def _moment(self) -> Moment:
         """Return a new one: what was made before is read, what is made is newer."""
         self._time += 1
         return Moment(self._time, self._time + 1)
 
-    def _moment_for(self, address: str, moment: Moment) -> Moment:
-        return moment._replace(peers=self.crew.peers(address))
-
     def _visit_call(self, address: str, visitor: Any, told: Any, shards: list[int], moment: Moment) -> tuple[Any, ...]:
-        arguments = self._brief(address, visitor, told), shards, self._moment_for(address, moment)
+        moment = moment._replace(peers=self.crew.peers(address))
+        arguments = self._brief(address, visitor, told), shards, moment
         self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return "visit_shards", *arguments
 
@@ -303,7 +310,3 @@ class Dask(Remote):
                     self.crew.ask({new: ("accept", moved, parcel, self._moment().stamp)})
                 self._recover(lam)
             self.tell(f"worker {new} joined: {len(mine.shards)} shards moved to it")
-
-
-def _same(old: np.ndarray, new: np.ndarray) -> bool:
-    return old.dtype == new.dtype and np.array_equal(old, new)

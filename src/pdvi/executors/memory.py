@@ -38,8 +38,8 @@ class Memory(Executor):
         self.problem, self._key = problem, key
         _check_room(problem, problem.local_shape(), "local variables")
         lam, own_local = problem.init(key)
+        check_local(problem, local)
         if local is not None:
-            check_local(problem, local)
             leaves = [jax.device_put(np.asarray(leaf)) for leaf in jax.tree.leaves(local)]
             own_local = jax.tree.unflatten(jax.tree.structure(own_local), leaves)
         return lam, State(None, own_local, None)
