@@ -14,6 +14,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -252,6 +253,9 @@ def settings_of(solver: Any) -> Any:
     return solver if solver is None or isinstance(solver, bool | int | float | str) else repr(solver)
 
 
+_name = partial(jax.tree_util.keystr, simple=True, separator=".")
+
+
 def named(tree: PyTree) -> dict[str, np.ndarray]:
     """Return the arrays of a state by name: "server.lam0", "own.dual"."""
     return {_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -274,7 +278,3 @@ def filled(template: PyTree, arrays: dict[str, Any], what: str) -> PyTree:
             )
             raise ValueError(msg)
     return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in wanted])
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -46,7 +46,8 @@ class Memory(Executor):
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""
-        kept = shape_of(_state_of_shard, self.problem, traced(solver), state.lam, self.problem.local_shape())
+        local = self.problem.local_shape()
+        kept = shape_of(type(solver).init_shard_state, traced(solver), self.problem, state.lam, local, None)
         _check_room(self.problem, kept, f"what {type(solver).__name__} keeps (copies of the globals, duals)")
         return state._replace(own=_begun(self.problem, traced(solver), state.lam, state.local))
 
@@ -106,14 +107,9 @@ def _check_room(problem: Problem, one: PyTree, what: str) -> None:
     raise MemoryError(msg)
 
 
-def _state_of_shard(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    return solver.init_shard_state(problem, lam, local, None)
-
-
 @eqx.filter_jit
 def _begun(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    states = jax.vmap(lambda phi: _state_of_shard(problem, solver, lam, phi), axis_size=problem.n_shards)
-    return states(local)
+    return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
 
 
 @compiled
@@ -128,10 +124,8 @@ def _visited(
 
 @compiled
 def _looked(problem: Problem, reader: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> PyTree:
-    def one(phi: PyTree, shard: PyTree, kept: PyTree) -> PyTree:
-        return reader(problem, told, phi, kept, shard)
-
-    found = problem.map_shards(one, local, batch, own if batch is None else take(own, batch))
+    kept = own if batch is None else take(own, batch)
+    found = problem.map_shards(lambda phi, shard, own: reader(problem, told, phi, own, shard), local, batch, kept)
     return jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf.sum(0)[None], found)
 
 

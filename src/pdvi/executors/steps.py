@@ -147,12 +147,10 @@ class TracedShards(Shards):
 
     def sum(self, fn: ShardFn, broadcast: Any, subset: np.ndarray | None = None) -> PyTree:
         """Return the sum of ``fn`` over shards; scalars are added with twice the digits."""
-
-        def one(phi: PyTree, shard: PyTree) -> PyTree:
-            return fn(self.problem, broadcast, phi, None, shard)
-
         batch = None if subset is None else jnp.asarray(subset)
-        found = self.problem.map_shards(one, self.state.local, batch)
+        found = self.problem.map_shards(
+            lambda phi, shard: fn(self.problem, broadcast, phi, None, shard), self.state.local, batch
+        )
         return jax.tree.map(lambda leaf: precise_sum(leaf)[0] if leaf.ndim == 1 else leaf.sum(0), found)
 
     def sum_states(self, fn: ShardStateFn, broadcast: Any) -> PyTree:
