@@ -23,17 +23,9 @@ FILE_LIST, LOCK = "pdvi-files.txt", "lock"
 
 
 class WorkDir:
-    """A folder of intermediate files that this library owns.
+    """A folder of intermediate files that this library owns; it is created if it does not exist, an empty one is taken.
 
-    Parameters
-    ----------
-    path
-        The folder. It is created if it does not exist; an empty one is taken.
-
-    Raises
-    ------
-    ValueError
-        If ``path`` is a link, is no folder, or is a folder with files but without the list of this library.
+    A link, a file, or a folder with files but without the list of this library is a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str]):

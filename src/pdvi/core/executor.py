@@ -1,7 +1,6 @@
 """What an executor is: the place where shards are, and where what is theirs is kept.
 
-A new executor has to open a problem, and to `visit`, `look` at and `fold` its shards; steps, evaluation and all that
-solvers do with all shards (`HostShards`) are made of these.
+A new executor has to open a problem, and to `visit`, `look` at and `fold` its shards; all else is made of these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The workers of a cluster that have shards: they are asked, they get lost, others come.
 
-A worker that dies or hangs leaves orphans, and who runs the crew finds them new workers. A worker that another could
-not reach is judged here: if it does not answer the client either it is lost, and if it does, the network is at fault.
+The shards of a worker that dies or hangs are orphans until they are placed again. A worker that another could not reach
+is lost if it does not answer the client either; if it does, the network is at fault.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Shards on the workers of a dask cluster: what visits are told goes out, sums come back.
+"""Shards on the workers of a Dask cluster: what a step broadcasts goes out, sums come back.
 
-Rows at the seams of shards go from worker to worker (`exchange.py`), so what passes through the client does not grow
-with the shards. A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with
-local variables that fit lam and what the method recalls from these; the server's sums are then made anew. The step in
-which it happened counts the visits that were answered, which Algorithm 1 allows for any step.
+Halo rows go from worker to worker (`exchange.py`), so what passes through the client does not grow with the shards.
+The shards of a lost worker are rebuilt by others: read from the store, with local variables that fit lam. The step in
+which it was lost counts the updates that were answered, which Algorithm 1 allows for any step.
 """
 
 from __future__ import annotations
@@ -66,11 +65,7 @@ class Dask(Executor):
     """
 
     def __init__(self, client: Any, *, asynchronous: bool = False, timeout: float = 300.0):
-        try:
-            import distributed
-        except ImportError as error:
-            msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
-            raise ImportError(msg) from error
+        distributed = import_distributed()
         if not isinstance(client, distributed.Client) or client.asynchronous:
             msg = f"`client` must be a (synchronous) distributed.Client, got {type(client).__name__}."
             raise ValueError(msg)
@@ -124,8 +119,7 @@ class Dask(Executor):
 
     def _visit_some(self, visitor: Any, told: Any, shards: Any) -> tuple[list[PyTree], int]:
         """Return what the workers of some shards answered, in an order that does not depend on who is fast."""
-        moment = self._moment()
-        shares = self._shares(shards)
+        moment, shares = self._moment(), self._shares(shards)
         answers = self.crew.ask({a: self._visit_call(a, visitor, told, own, moment) for a, own in shares.items()})
         parts = [self._taken_in(answers[address], len(shares[address])) for address in sorted(answers)]
         return parts, sum(len(shares[address]) for address in answers)
@@ -139,11 +133,11 @@ class Dask(Executor):
             moment = self._moment()._replace(peers=self.crew.peers(address))
             return "look_at_shards", self._brief(address, reader, told), own, moment
 
-        return self._total(call)
+        return total(self._everywhere(call))
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
-        return self._total(lambda address, own: ("fold_shards", self._brief(address, function, told)))
+        return total(self._everywhere(lambda address, own: ("fold_shards", self._brief(address, function, told))))
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""
@@ -249,18 +243,16 @@ class Dask(Executor):
                 state = self.rebuilt(state, solver)
         return self.rebuilt(state, solver)
 
-    def _total(self, call: Call) -> PyTree:
-        """Return the sum of the workers' answers, in an order that does not depend on who is fast."""
-        answers = self._everywhere(call)
-        return total(answers[address] for address in sorted(answers))
+    def _everywhere(self, call: Call) -> list[Any]:
+        """Return answers from the workers of all shards, in an order that does not depend on who is fast.
 
-    def _everywhere(self, call: Call) -> dict[str, Any]:
-        """Return answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
+        If some are lost on the way, those that take over their shards are asked in turn.
+        """
         while True:
             calls = {address: call(address, member.shards) for address, member in self.crew.members.items()}
             answers = self.crew.ask(calls)
             if not self.crew.orphans and set(answers) == set(calls):
-                return answers
+                return [answers[address] for address in sorted(answers)]
             self._recover(self._lam)
 
     def _shares(self, shards: Any) -> dict[str, list[int]]:
@@ -310,3 +302,13 @@ class Dask(Executor):
                     self.crew.ask({new: ("accept", moved, parcel, self._moment().stamp)})
                 self._recover(lam)
             self.tell(f"worker {new} joined: {len(mine.shards)} shards moved to it")
+
+
+def import_distributed() -> Any:
+    """Return the module, or say how to get it."""
+    try:
+        import distributed
+    except ImportError as error:
+        msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
+        raise ImportError(msg) from error
+    return distributed

@@ -1,12 +1,9 @@
 """Halo rows from worker to worker.
 
-Every worker keeps the rows that others read of its shards, as they are and as they were before. A worker that is to
-visit shards asks those who have the rows next to them, once each and all at the same time, and only for what is newer
-than what it has. Questions are answered by the worker's event loop, which is free while its shards are worked on: two
-workers can ask each other at the same moment. Nothing of it passes through the client, which only tells what time it is
-and who has which shards.
-
-Within a step all visits see the rows of the step before (`Moment.as_of`), whoever is first to end.
+Every worker keeps the rows that others read of its shards, the newest and those before. A worker that is to update
+shards asks the workers of the rows next to them, all at the same time, for what is newer than what it has. Its event
+loop answers, so that two workers can ask each other while both work. Within a step all updates see the rows of the step
+before (`Moment.as_of`), whichever worker is first.
 """
 
 from __future__ import annotations

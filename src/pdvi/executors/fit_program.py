@@ -1,8 +1,8 @@
 """A fit in memory as one compiled program: from log point to log point until its stopping rule says stop.
 
-The program ends where the rule holds, where a hook needs the host, or after some log points. It writes the rows of the
-trace into a buffer, the objective as two numbers (`precise_sum`), so that the host adds them in double precision. What
-it decides is decided again by the host, from the rows.
+It ends where the rule holds, where a hook needs the host, or after some log points. It writes rows of the trace into a
+buffer, the objective as two numbers (`precise_sum`) which the host adds in double precision. The host decides again
+what it decides, from the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Some shards in one place, and what is done with them there: a process that streams a disk, or a cluster's worker.
 
-A host keeps what belongs to its shards (local variables, and what a method keeps for each) and sees of all others only
-the halo rows it is handed. It is asked for sums, so that what it answers does not grow with its shards' area.
+A host keeps what belongs to its shards and sees only the halo rows of all others. It returns sums over its shards.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pdvi.core.solver import Solver
 from pdvi.executors.halo import Halos, exports_of
 from pdvi.executors.reader import Reader
 from pdvi.executors.scratch import Scratch
-from pdvi.shards.stacking import take
 
 Kept = dict[int, PyTree] | Scratch  # something by shard
 
@@ -97,14 +95,13 @@ class Host:
 
 def by_shard(stacked: PyTree, shards: Iterable[int]) -> dict[int, PyTree] | None:
     """Return what is stacked, shard by shard; None if there is nothing."""
-    if stacked is None:
-        return None
-    arrays = jax.tree.map(np.asarray, stacked)
-    return {b: take(arrays, b) for b in shards}
+    return (
+        None if stacked is None else {b: jax.tree.map(lambda leaf, b=b: np.asarray(leaf)[b], stacked) for b in shards}
+    )
 
 
 def add_up(parts: list[PyTree]) -> PyTree:
-    """Return the sum of arrays or pytrees of them: added in double precision, in the type they have."""
+    """Return the sum of arrays or pytrees of them: added in double precision, in the type they have; None of none."""
     if not parts:
         return None
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=float).astype(leaves[0].dtype), *parts)

@@ -16,6 +16,7 @@ from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.result import Result
 from pdvi.core.solver import Solver
 from pdvi.executors import Dask, Disk, Memory
+from pdvi.executors.dask import import_distributed
 from pdvi.solvers import SOLVERS
 
 METHODS = {name.lower(): solver for name, solver in SOLVERS.items()} | {"memoized": SOLVERS["MemoizedVB"]}
@@ -50,12 +51,7 @@ def _made(name: str, value: Any, by_name: Mapping[str, Any], kind: Any, wanted: 
 def _dask() -> Executor:
     """Dask with the client that the process has: which cluster to work on is nothing to guess."""
     try:
-        from distributed import default_client
-    except ImportError as error:
-        msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
-        raise ImportError(msg) from error
-    try:
-        return Dask(default_client())
+        return Dask(import_distributed().default_client())
     except ValueError as error:
         msg = "`executor='dask'` needs a client, and there is none; give pdvi.Dask(distributed.Client(address))."
         raise ValueError(msg) from error
