@@ -105,14 +105,8 @@ class Executor(ABC):
         objective, gradient = self.look(state._replace(own=None), measure, state.lam)
         gradient = np.asarray(gradient, float)
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
-            norms = {name: float(np.linalg.norm(gradient[part])) for name, part in self.problem.block_slices.items()}
-        metrics = solver.log_metrics(self.problem, HostShards(self, state))
-        return {
-            "objective": float(objective),
-            "grad_norm": float(np.hypot.reduce(list(norms.values()))),
-            **{f"grad_norm_{name}": value for name, value in norms.items()},
-            **{name: float(value) for name, value in metrics.items()},
-        }
+            norms = [float(np.linalg.norm(gradient[part])) for part in self.problem.block_slices.values()]
+        return row_of(self.problem, objective, norms, solver.log_metrics(self.problem, HostShards(self, state)))
 
     def disturbed(self) -> bool:
         """Return whether shards were rebuilt since the last call."""
@@ -179,6 +173,16 @@ class HostShards(Shards):
 def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
     """Return a shard's loss and its gradient in the globals: a reader."""
     return jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
+
+
+def row_of(problem: Problem, objective: Any, norms: list[float], metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a log point as the trace has them; ``norms`` are those of the gradient by block."""
+    return {
+        "objective": float(objective),
+        "grad_norm": float(np.hypot.reduce(norms)),
+        **{f"grad_norm_{name}": norm for (name, _), norm in zip(problem.blocks, norms)},
+        **{name: float(value) for name, value in metrics.items()},
+    }
 
 
 def check_local(problem: Problem, local: PyTree) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 
 from pdvi._base import programs
 from pdvi._base.types import Array
+from pdvi.core.executor import row_of
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver, State
-from pdvi.executors.steps import NOTES, TracedShards, compile_options, precise_sum, steps
+from pdvi.executors.steps import NOTES, TracedShards, compile_options, precise_sum, steps, with_room
 
 MAX_ROWS = 32  # of the trace in one call
 MAX_DRAWN = 2**22  # numbers of shards that are drawn for one call
-FEW_STEPS = 256  # room for batches: at least so many steps, and then powers of two
 
 
 class Rules(NamedTuple):
@@ -105,9 +105,7 @@ def run_to_stop(
     ``good`` None: the last good state is not kept up, for large states and one row.
     """
     most = rules.stride * rows_of_batches(rules.stride, batches.shape[1])
-    room = max(FEW_STEPS, 1 << (most - 1).bit_length())
-    padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
-    padded[: len(batches)] = batches
+    padded = with_room(batches, most)
     arguments = (problem, solver, state, good, jax.random.key_data(key), padded, _as_arrays(rules))
     arrays, rest = eqx.partition(arguments, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
     others, structure = jax.tree.flatten(rest)
@@ -121,9 +119,7 @@ def run_to_stop(
     rows = []
     for i in range(n_rows):
         high, low, *norms = numbers[i].astype(float).tolist()
-        row = {"objective": high + low, "grad_norm": float(np.hypot.reduce(norms))}
-        row |= {f"grad_norm_{name}": value for (name, _), value in zip(problem.blocks, norms)}
-        row |= {name: float(values[i]) for name, values in metrics.items()}
+        row = row_of(problem, high + low, norms, {name: values[i] for name, values in metrics.items()})
         rows.append((int(counts[i, 0]), row, [text for bit, text in enumerate(NOTES) if int(counts[i, 1]) >> bit & 1]))
     return Outcome(state, good, step, bool(needs_host), rows)
 

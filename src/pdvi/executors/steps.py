@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LITTLE = 2_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
 MODERATE = 64 * LITTLE  # a fit gains less by what LLVM's last optimizations bring than it waits for them
-SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
+FEW_STEPS = 256  # calls of up to so many steps share what is compiled, longer ones up to the next power of two
 
 
 def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
@@ -83,10 +83,15 @@ _compiled_steps = compiled(steps)
 
 def run_steps(problem: Problem, solver: Solver, state: State, batches: np.ndarray) -> State:
     """Return the state after one step per row of ``batches``."""
-    room = max(SHORT, 1 << (len(batches) - 1).bit_length())
-    rows = np.zeros((room, *batches.shape[1:]), batches.dtype)
-    rows[: len(batches)] = batches
-    return _compiled_steps(problem, solver, state, jnp.asarray(rows), jnp.asarray(len(batches)))
+    room = with_room(batches, len(batches))
+    return _compiled_steps(problem, solver, state, jnp.asarray(room), jnp.asarray(len(batches)))
+
+
+def with_room(batches: np.ndarray, most: int) -> np.ndarray:
+    """Return batches with empty ones appended, up to a bucket that ``most`` fit into."""
+    room = np.zeros((max(FEW_STEPS, 1 << (most - 1).bit_length()), *batches.shape[1:]), batches.dtype)
+    room[: len(batches)] = batches
+    return room
 
 
 def run_side_by_side(problem: Problem, solvers: list[Solver], states: list[State], batches: Array) -> State:

@@ -150,8 +150,7 @@ class Run:
 
     def advance(self, last: int) -> None:
         """Run the steps up to the next log point."""
-        stop = min(last, (self.step // self.stride + 1) * self.stride)
-        drawn = batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size)
+        drawn = self.next_batches(last)
         began = time.perf_counter()
         while len(drawn):
             segment = self.next_segment()
@@ -160,6 +159,11 @@ class Run:
             drawn = drawn[done:]
             self.step += done
         self.seconds += time.perf_counter() - began
+
+    def next_batches(self, last: int, max_rows: int = 1) -> np.ndarray:
+        """Return the batches of the steps up to the next log points, of at least one."""
+        stop = max(self.step + 1, min(last, (self.step // self.stride + max_rows) * self.stride))
+        return batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size)
 
     def next_segment(self) -> Segment:
         """Let the solver change the state where a segment has ended, and return the next one."""
@@ -273,10 +277,8 @@ class Run:
             slack=0.5 * Safeguard.slack,
             may_rise=self.may_rise,
         )
-        stop = max(self.step + 1, min(last, (self.step // self.stride + max_rows) * self.stride))
-        drawn = batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size)
         good = None if self.is_large else self.good
-        return self.executor.run_to_stop(solver, self.state, good, drawn, rules)
+        return self.executor.run_to_stop(solver, self.state, good, self.next_batches(last, max_rows), rules)
 
     def log(self, event: str = "") -> None:
         """Evaluate the state and add a row to the trace."""
