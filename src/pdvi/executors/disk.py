@@ -16,7 +16,8 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, check_local, store_of
 from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
-from pdvi.executors.halo import Boundary
+from pdvi.executors.exchange import Exchange, Moment
+from pdvi.executors.halo import Halos
 from pdvi.executors.host import Host, by_shard, total
 from pdvi.executors.scratch import Scratch
 from pdvi.shards.store import Store
@@ -63,10 +64,10 @@ class Disk(Executor):
         check_local(problem, local)
         self.problem, self._key = problem, key
         self._folder = store.path.parent if self.scratch is None else Path(self.scratch)
-        self.boundary = Boundary(problem)
         self._locals = Scratch(template, store.n_shards, self._folder)
         self._host = Host(problem, range(store.n_shards), self._locals, keep=self._room(store, template))
-        self.boundary.publish(self._host.begin(key, by_shard(local, range(store.n_shards))))
+        self._exchange, self._time = Exchange(self._host.exports), 0
+        self._publish(self._host.begin(key, by_shard(local, range(store.n_shards))))
         return problem.init_global(key), State(None, None, None)
 
     def begin(self, state: State, solver: Solver) -> State:
@@ -88,14 +89,14 @@ class Disk(Executor):
         chosen = self._chosen(shards)
         if shards is None:
             self._host.data.expect(chosen)
-        message, rows = self._host.visit(visitor, told, chosen, self.boundary.halos(chosen))
-        self.boundary.publish(rows)
+        message, rows = self._host.visit(visitor, told, chosen, self._halos(chosen))
+        self._publish(rows)
         return state, message, len(chosen)
 
     def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         chosen = self._chosen(shards)
-        return total([self._host.look(reader, told, chosen, self.boundary.halos(chosen))])
+        return total([self._host.look(reader, told, chosen, self._halos(chosen))])
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
@@ -103,7 +104,7 @@ class Disk(Executor):
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""
-        self.boundary.publish(self._host.begin(self._key))
+        self._publish(self._host.begin(self._key))
         return state
 
     def local_params(self, state: State) -> PyTree:
@@ -116,6 +117,13 @@ class Disk(Executor):
 
     def _chosen(self, shards: np.ndarray | None) -> list[int]:
         return self._host.shards if shards is None else np.asarray(shards).tolist()
+
+    def _halos(self, shards: list[int]) -> Halos:
+        return self._exchange.halos(shards, Moment(self._time, self._time + 1))[0]
+
+    def _publish(self, rows: Halos) -> None:
+        self._time += 1
+        self._exchange.publish(rows, self._time)
 
     def _room(self, store: Store, template: PyTree) -> float:
         """Bytes of shards that may stay in memory."""

@@ -53,9 +53,9 @@ class Unreachable(Exception):
 
 
 class Exchange:
-    """The halo rows that a worker's shards read, and those that others read of them."""
+    """The halo rows that shards read, and those that others read of them: of a worker's shards, or of all on a disk."""
 
-    def __init__(self, exports: Exports | None, patience: float):
+    def __init__(self, exports: Exports | None, patience: float = 0.0):
         self._exports, self._patience = exports, patience
         self._editions: dict[int, tuple[tuple[int, PyTree], ...]] = {}  # of own shards: the newest, the one before
         self._halos: dict[int, PyTree] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -55,32 +54,6 @@ class Exports:
                 sources[c] = slice(begin, end), np.searchsorted(offered, slots[begin:end])
             self._seams[b] = Seam(len(slots), sources, order)
         return self._seams[b]
-
-
-class Boundary:
-    """The latest values of all rows that shards read of each other: they grow with the shards' outlines only."""
-
-    def __init__(self, problem: Problem):
-        self.exports = exports_of(problem)
-        if self.exports is not None:
-            size = len(self.exports.slots)
-            self.position = np.searchsorted(self.exports.slots, self.exports.halo)
-            self.values = jax.tree.map(
-                lambda leaf: np.empty((size, *leaf.shape[1:]), leaf.dtype), problem.local_shape()
-            )
-
-    def publish(self, rows: Halos) -> None:
-        """Take the newest rows of some shards."""
-        for b, own in rows.items():
-            if self.exports is not None:
-                part = slice(self.exports.first[b], self.exports.first[b + 1])
-                jax.tree.map(lambda leaf, value, part=part: leaf.__setitem__(part, value), self.values, own)
-
-    def halos(self, shards: Iterable[int]) -> Halos:
-        """Return the rows that some shards read."""
-        if self.exports is None:
-            return dict.fromkeys(shards)
-        return {b: jax.tree.map(lambda leaf, b=b: leaf[self.position[b]], self.values) for b in map(int, shards)}
 
 
 def exports_of(problem: Problem) -> Exports | None:
