@@ -20,9 +20,9 @@ import numpy as np
 from pdvi._base.types import PyTree
 from pdvi.core.executor import NoShards
 from pdvi.core.problem import Problem
-from pdvi.executors.exchange import Peers, Unreachable
-from pdvi.executors.halo import exports_of
+from pdvi.executors.exchange import Peers, Unreachable, exports_of
 from pdvi.executors.worker import Failure, make_host
+from pdvi.shards.store import Store
 
 Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
 Calls = dict[str, tuple[Any, ...]]  # what each worker is asked: a method of `WorkerHost`, and its arguments
@@ -58,10 +58,9 @@ class Crew:
         self._host: tuple[Any, ...] = ()
         self._read: list[set[int]] = []  # by shard: those whose rows it reads
 
-    def begin(self, problem: Problem) -> None:
+    def begin(self, problem: Problem, store: Store) -> None:
         """Take on a problem, all of whose shards are orphans."""
-        store, exports = problem.store, exports_of(problem)
-        assert store is not None
+        exports = exports_of(problem, store)
         self._host = str(store.path.absolute()), as_numpy(problem.model), wide(), ASKING * self.timeout
         n_shards = problem.n_shards
         self._read = [set() if exports is None else exports.sources(b) for b in range(n_shards)]

@@ -80,12 +80,12 @@ class Dask(Executor):
 
     def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
         """Return the model's own start of the globals, and a state without anything that is a shard's."""
-        store_of(problem, self)
+        store = store_of(problem, self)
         check_local(problem, local)
         self.close()
         self.problem, self._lam = problem, np.zeros(0)
         self._key_data = np.asarray(jax.random.key_data(key))
-        self.crew.begin(problem)
+        self.crew.begin(problem, store)
         self._hand_out(local)
         return problem.init_global(key), State(None, None, None)
 

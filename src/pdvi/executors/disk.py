@@ -16,8 +16,7 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import Executor, check_local, store_of
 from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
-from pdvi.executors.exchange import Exchange, Moment
-from pdvi.executors.halo import Halos
+from pdvi.executors.exchange import Exchange, Halos, Moment
 from pdvi.executors.host import Host, by_shard, total
 from pdvi.executors.scratch import Scratch
 from pdvi.shards.store import Store

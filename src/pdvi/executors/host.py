@@ -17,7 +17,7 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import traced
 from pdvi.core.problem import Problem, with_halo, without_halo
 from pdvi.core.solver import Solver
-from pdvi.executors.halo import Halos, exports_of
+from pdvi.executors.exchange import Halos, exports_of
 from pdvi.executors.reader import Reader
 from pdvi.executors.scratch import Scratch
 
@@ -34,7 +34,7 @@ class Host:
         self.own: Kept = {}
         assert problem.store is not None
         self.data = Reader(problem.store, keep)
-        self.exports = exports_of(problem)
+        self.exports = exports_of(problem, problem.store)
 
     def begin(self, key: Array, locals_: Any = None, shards: Iterable[int] | None = None) -> Halos:
         """Set the local variables: given ones, or the model's own start. Returns the rows that others read."""
