@@ -152,10 +152,6 @@ class HostShards(Shards):
         """Change what is the shards'."""
         self.state = self.executor.visit(self.state, fn, broadcast)[0]
 
-    def drop_states(self) -> None:
-        """Forget the shard states."""
-        self.state = self.state._replace(own=None)
-
     def reset(self) -> None:
         """Set the local variables to those at the start."""
         self.state = self.executor.fresh(self.state)

@@ -117,10 +117,6 @@ class Shards(ABC):
         """Change the local variables and the shard states of all shards as ``fn`` does; its messages are dropped."""
 
     @abstractmethod
-    def drop_states(self) -> None:
-        """Forget the shard states, where all of them will be made anew."""
-
-    @abstractmethod
     def reset(self) -> None:
         """Set the local variables to those at the start of the run."""
 

@@ -60,8 +60,8 @@ class Crew:
 
     def begin(self, problem: Problem, store: Store) -> None:
         """Take on a problem, all of whose shards are orphans."""
-        exports = exports_of(problem, store)
-        self._host = str(store.path.absolute()), as_numpy(problem.model), wide(), ASKING * self.timeout
+        exports, is_wide = exports_of(problem, store), jnp.result_type(float) == np.float64
+        self._host = str(store.path.absolute()), as_numpy(problem.model), is_wide, ASKING * self.timeout
         n_shards = problem.n_shards
         self._read = [set() if exports is None else exports.sources(b) for b in range(n_shards)]
         self.orphans = set(range(n_shards))
@@ -258,11 +258,6 @@ def runs(shards: Iterable[int], owned: dict[str, int]) -> dict[str, list[int]]:
 def as_numpy(tree: Any) -> Any:
     """Return a pytree without arrays on a device."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
-
-
-def wide() -> bool:
-    """Return whether numbers are of double precision."""
-    return jnp.result_type(float) == np.float64
 
 
 def _awake() -> bool:

@@ -167,9 +167,6 @@ class TracedShards(Shards):
         local, own, _ = visited(self.problem, fn, broadcast, self.state.local, self.state.own, None)
         self.state = self.state._replace(local=local, own=own)
 
-    def drop_states(self) -> None:
-        """Do nothing: a program has no use for it."""
-
     def reset(self) -> None:
         """Set the local variables to those at the start."""
         assert self.key is not None
