@@ -139,9 +139,9 @@ def fit(
                 alone = bool(callbacks) or keep.to is not None or not bar.disable  # each log point is looked at
                 max_rows = 1 if alone else MAX_ROWS
                 if not run.rows:
-                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
+                    run.proceed(last, tolerances, max_rows, max_seconds)
                 while (status := _verdict(run, callbacks, last, max_seconds, tolerances)) is Status.RUNNING:
-                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
+                    run.proceed(last, tolerances, max_rows, max_seconds)
                     keep.if_due(lambda: run.result(Status.RUNNING))
                     bar.set_description_str("", refresh=False)
                     bar.update(run.step - bar.n)

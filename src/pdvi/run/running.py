@@ -172,14 +172,7 @@ class Run:
         self.state = shards.state
         return self.segment
 
-    def proceed(
-        self,
-        last: int,
-        tolerances: Tolerances = Tolerances(),  # noqa: B008 (immutable)
-        *,
-        max_rows: int = 1,
-        max_seconds: float | None = None,
-    ) -> None:
+    def proceed(self, last: int, tolerances: Tolerances, max_rows: int, max_seconds: float | None) -> None:
         """Add at least one row to the trace: that of the start, and then steps up to the next log points.
 
         In memory a compiled program goes on until a tolerance is reached, or something is wrong.
