@@ -9,7 +9,7 @@ import scipy.optimize
 import pdvi
 from models_for_tests import algorithm_1, begun, states_of
 from pdvi.core.solver import RemainingGain
-from pdvi.run.stopping import little
+from pdvi.run.stopping import Tolerances, little
 from pdvi.solvers.adaptive_penalty import next_update
 from pdvi.solvers.primal_dual.arrow import arrow, as_rows, positive_inverse, rows_are_independent
 from pdvi.solvers.primal_dual.curvature import changed, nats_left
@@ -277,10 +277,10 @@ def test_what_is_left_is_the_gap_of_a_quadratic(x64):
 
 
 def test_a_little_is_a_hundredth_of_a_nat_or_what_tol_lets_pass():
-    assert little(RemainingGain(0.01, 0.0), 1e3, 1e-6)
-    assert not little(RemainingGain(0.05, 0.0), 1e3, 1e-6)
-    assert little(RemainingGain(0.05, 0.1), 1e3, 1e-6)  # rounding
-    assert little(RemainingGain(0.05, 0.0), 1e6, 1e-6)  # a tenth of an epoch's change
+    assert little(RemainingGain(0.01, 0.0), 1e3, Tolerances(1e-6))
+    assert not little(RemainingGain(0.05, 0.0), 1e3, Tolerances(1e-6))
+    assert little(RemainingGain(0.05, 0.1), 1e3, Tolerances(1e-6))  # rounding
+    assert little(RemainingGain(0.05, 0.0), 1e6, Tolerances(1e-6))  # a tenth of an epoch's change
 
 
 def test_what_moves_slowly_has_not_converged(x64):

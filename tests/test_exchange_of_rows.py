@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pdvi.executors.crew import runs
-from pdvi.executors.exchange import Exchange, Moment, Moved
-from pdvi.executors.halo import Exports
+from pdvi.executors.exchange import Exchange, Exports, Moment, Moved
 
 N_ROWS = 4
 HALO = np.array([[4, 5, 5], [3, 8, 3], [7, 2, 7]])  # three shards of four rows; the last entries fill up

@@ -64,9 +64,9 @@ def test_a_state_that_does_not_fit_is_refused_by_name():
 
 def test_names_and_back():
     tree = {"a": np.arange(3), "b": (np.ones(2), np.zeros(()))}
-    arrays = named(tree, "state")
-    assert set(arrays) == {"state.a", "state.b.0", "state.b.1"}
-    again = filled(tree, arrays, "state", "this")
+    arrays = named(tree)
+    assert set(arrays) == {"a", "b.0", "b.1"}
+    again = filled(tree, arrays, "this")
     assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True))
 
 

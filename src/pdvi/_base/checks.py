@@ -22,8 +22,8 @@ def whole(name: str, value: Any, *, least: int = 0, most: int | None = None, of:
     if most is None:
         msg = f"`{name}` must be a whole number of at least {least}, got {value!r}."
     else:
-        remedy = "" if is_whole else "; give a whole number"
-        msg = f"`{name}` must be between {least} and {_named(most, of)}, got {value!r}{remedy}."
+        limit, remedy = f"{of} ({most})" if of else most, "" if is_whole else "; give a whole number"
+        msg = f"`{name}` must be between {least} and {limit}, got {value!r}{remedy}."
     raise ValueError(msg)
 
 
@@ -111,10 +111,6 @@ def _number(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> A
         msg = f"`{name}` must be {rule}, got {value!r}."
         raise ValueError(msg)
     return value
-
-
-def _named(most: int, of: str) -> str:
-    return f"{of} ({most})" if of else str(most)
 
 
 def _short(value: Any) -> str:

@@ -27,16 +27,6 @@ def check_no_overlap(roles: Sequence[PathRole]) -> None:
     """Refuse paths of which one is, contains or lies in another, unless both are only read.
 
     Links, hard links, ``..`` and, on a file system that ignores it, case are seen through.
-
-    Parameters
-    ----------
-    roles
-        All paths that a command reads or writes.
-
-    Raises
-    ------
-    ValueError
-        If two of them overlap and at least one is written.
     """
     for one, other in combinations(roles, 2):
         if not (one.written or other.written):

@@ -1,8 +1,7 @@
-"""Programs as JAX has traced them, kept for the next process beside what XLA has compiled.
+"""Programs as JAX has traced them, kept for the next process beside what XLA has compiled (`keep_compiled`).
 
-A process that finds its programs compiled (`keep_compiled`) still has to trace and lower them, to know which they are.
-That is Python's work, and takes longer than to run them. So what tracing gives is kept, too, under a name made of all
-that it depends on: this library's source, the versions of JAX and of what it is built with, shapes, types, settings.
+To trace and lower a program takes longer than to run it. So the traced program is kept under a name made of all that it
+depends on: this library's source, the versions of JAX and of what it is built with, shapes, types, settings.
 """
 
 from __future__ import annotations

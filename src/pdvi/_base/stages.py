@@ -1,7 +1,7 @@
 """Work in stages that a killed process need not repeat: arrays in a folder, and a manifest of those that are whole.
 
-A stage counts once the manifest names it, with the size and checksum of each of its files; until then its files are
-worth nothing. So a process may be killed at any moment, and the next goes on with the first stage that is not there.
+A stage counts once the manifest names it, with the size and checksum of each of its files. So a process may be killed
+at any moment, and the next goes on with the first stage that is not there.
 """
 
 from __future__ import annotations

@@ -61,6 +61,11 @@ def told_by(write: Callable[[str], None]) -> Iterator[None]:
         teller.close()
 
 
+def wanted(progress: bool | None) -> bool:
+    """Return whether to show progress: by default on a terminal only."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
 @contextmanager
 def told(progress: bool | None) -> Iterator[None]:
     """Write lines about stages within to stderr (None: on a terminal only), unless somebody listens already."""
@@ -69,8 +74,7 @@ def told(progress: bool | None) -> Iterator[None]:
     def write(line: str) -> None:
         print(f"[{time.perf_counter() - began:6.1f} s] {line}", file=sys.stderr, flush=True)
 
-    wanted = sys.stderr.isatty() if progress is None else progress
-    with told_by(write) if wanted else nullcontext():
+    with told_by(write) if wanted(progress) else nullcontext():
         try:
             yield
         finally:

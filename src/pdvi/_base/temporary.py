@@ -1,9 +1,7 @@
 """Names beside a target for what is not whole yet, and the removal of what killed processes left under such names.
 
-A name says who works under it: the machine (its boot, and the namespace that process numbers count in), the process,
-when that started, and a part that nobody can guess. So a later process can tell whether the owner still lives, even
-if its number was given to another process since. What came from another machine, boot or container is left alone:
-nobody here can know about it.
+A name says which process works under it: its machine (boot, and namespace of process numbers), number and start, so
+that a later process can tell whether it still lives. What came from another machine, boot or container is left alone.
 """
 
 from __future__ import annotations

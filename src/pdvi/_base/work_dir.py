@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from pdvi._base.atomic import create
 from pdvi._base.atomic_folder import begin_folder
 from pdvi._base.temporary import remove, remove_abandoned
@@ -21,17 +23,9 @@ FILE_LIST, LOCK = "pdvi-files.txt", "lock"
 
 
 class WorkDir:
-    """A folder of intermediate files that this library owns.
+    """A folder of intermediate files that this library owns; it is created if it does not exist, an empty one is taken.
 
-    Parameters
-    ----------
-    path
-        The folder. It is created if it does not exist; an empty one is taken.
-
-    Raises
-    ------
-    ValueError
-        If ``path`` is a link, is no folder, or is a folder with files but without the list of this library.
+    A link, a file, or a folder with files but without the list of this library is a ValueError.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -82,17 +76,12 @@ class WorkDir:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for this process alone; a second process gets an error."""
-        with open(self.path / LOCK, "w") as file:
-            try:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which goes away with the process
-            except ImportError:
-                pass  # a system without such locks
-            except OSError:
-                msg = f"another process works in {str(self.path)!r}; wait for it, or give another output."
-                raise ValueError(msg) from None
-            yield
+        try:
+            with FileLock(self.path / LOCK, blocking=False):
+                yield
+        except Timeout:
+            msg = f"another process works in {str(self.path)!r}; wait for it, or give another output."
+            raise ValueError(msg) from None
 
     def _read(self) -> Iterator[str]:
         for line in (self.path / FILE_LIST).read_text().splitlines():

@@ -1,7 +1,6 @@
 """What an executor is: the place where shards are, and where what is theirs is kept.
 
-A new executor has to open a problem, and to `visit`, `look` at and `fold` its shards; steps, evaluation and all that
-solvers do with all shards (`HostShards`) are made of these.
+A new executor has to open a problem, and to `visit`, `look` at and `fold` its shards; all else is made of these.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pdvi._base.device import on_device
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Shards, ShardStateFn, Solver, State
+from pdvi.shards.store import Store
 
 
 class NoShards(RuntimeError):
@@ -26,7 +26,12 @@ class NoShards(RuntimeError):
 
 
 class Executor(ABC):
-    """Where shards are. States go in and come out; an executor that is ``remote`` keeps the shards' part itself."""
+    """Where shards are. States go in and come out; an executor that is ``remote`` keeps the shards' part itself.
+
+    A state is then what the server holds: it is small, and a snapshot of it costs nothing. Going back to one (after a
+    fault, an interruption, from a checkpoint) rebuilds the shards' part from the data: phi_b fits lam, and what a
+    method keeps for a shard is recalled from it.
+    """
 
     remote: bool = True  # local variables and what methods keep for a shard are not in the state
     runs_to_stop: bool = False  # has a compiled program that goes on from log point to log point (see `Memory`)
@@ -78,21 +83,14 @@ class Executor(ABC):
         state = self.rebuilt(state, solver)
         for batch in batches:
             broadcast = solver.broadcast(state.server)
-            state, total, count = self.visit(state, Step(solver), broadcast, batch)
+            state, total, count = self.visit(state, solver.local_update, broadcast, batch)
             if count:
                 state = state._replace(server=updated(self.problem, solver, state.server, total, count, broadcast))
             if self.disturbed():
                 state = self.rebuilt(state, solver)
         return jax.block_until_ready(state)
 
-    def run_to_stop(
-        self,
-        solver: Solver,
-        state: State,
-        good: State | None,
-        batches: np.ndarray,
-        rules: Any,
-    ) -> Any:
+    def run_to_stop(self, solver: Solver, state: State, good: State | None, batches: np.ndarray, rules: Any) -> Any:
         """Return where a run has come to, from log point to log point: where the executor ``runs_to_stop``."""
         raise NotImplementedError
 
@@ -104,9 +102,11 @@ class Executor(ABC):
 
     def evaluate(self, state: State, solver: Solver) -> dict[str, float]:
         """Return objective, gradient norms and the solver's own metrics."""
-        measured = self.look(state._replace(own=None), measure, state.lam)
-        metrics = solver.log_metrics(self.problem, HostShards(self, state))
-        return report(self.problem, measured, metrics)
+        objective, gradient = self.look(state._replace(own=None), measure, state.lam)
+        gradient = np.asarray(gradient, float)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
+            norms = [float(np.linalg.norm(gradient[part])) for part in self.problem.block_slices.values()]
+        return row_of(self.problem, objective, norms, solver.log_metrics(self.problem, HostShards(self, state)))
 
     def disturbed(self) -> bool:
         """Return whether shards were rebuilt since the last call."""
@@ -152,10 +152,6 @@ class HostShards(Shards):
         """Change what is the shards'."""
         self.state = self.executor.visit(self.state, fn, broadcast)[0]
 
-    def drop_states(self) -> None:
-        """Forget the shard states."""
-        self.state = self.state._replace(own=None)
-
     def reset(self) -> None:
         """Set the local variables to those at the start."""
         self.state = self.executor.fresh(self.state)
@@ -170,37 +166,39 @@ class HostShards(Shards):
             fn(self)
 
 
-class Step(eqx.Module):
-    """A `LocalUpdateFn`: a solver's own."""
-
-    solver: Solver
-
-    def __call__(
-        self, problem: Problem, broadcast: Any, local: PyTree, shard_state: PyTree, shard: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """Update a shard."""
-        return self.solver.local_update(problem, broadcast, local, shard_state, shard)
-
-
 def measure(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> tuple[Array, Array]:
     """Return a shard's loss and its gradient in the globals: a reader."""
     return jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
 
 
-def report(problem: Problem, measured: tuple[Any, Any], metrics: dict[str, Any]) -> dict[str, float]:
-    """Return what the trace tells of a log point, from the summed losses and gradients, and metrics."""
-    objective, gradient = measured
-    gradient = np.asarray(gradient, float)
-    with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is for the safeguard to judge
-        norms = {
-            f"grad_norm_{name}": float(np.linalg.norm(gradient[part])) for name, part in problem.block_slices.items()
-        }
+def row_of(problem: Problem, objective: Any, norms: list[float], metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a log point as the trace has them; ``norms`` are those of the gradient by block."""
     return {
         "objective": float(objective),
-        "grad_norm": float(np.hypot.reduce(list(norms.values()))),
-        **norms,
+        "grad_norm": float(np.hypot.reduce(norms)),
+        **{f"grad_norm_{name}": norm for (name, _), norm in zip(problem.blocks, norms)},
         **{name: float(value) for name, value in metrics.items()},
     }
+
+
+def check_local(problem: Problem, local: PyTree) -> None:
+    """Raise if local variables, stacked over shards, are not such as the problem has; None is what it begins with."""
+    wanted = [((problem.n_shards, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(problem.local_shape())]
+    found = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(local)]
+    if local is not None and wanted != found:
+        msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {found}."
+        raise ValueError(msg)
+
+
+def store_of(problem: Problem, executor: Executor) -> Store:
+    """Return the store that a problem comes from; raise if it is in memory."""
+    if problem.store is None:
+        msg = (
+            f"`problem` must come from a store for the executor {type(executor).__name__}, got one in memory; "
+            "use pdvi.write_store(path, problem) and pdvi.Problem.from_store(path)."
+        )
+        raise ValueError(msg)
+    return problem.store
 
 
 def traced(solver: Any) -> Any:

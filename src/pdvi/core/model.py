@@ -245,12 +245,12 @@ def described(model: Any) -> dict[str, Any] | None:
     kind = type(model)
     if _REGISTERED.get(kind.__name__) is not kind:
         return None
-    fields = {}
-    for name, value in vars(model).items():
-        if isinstance(value, jax.Array | np.ndarray):
-            fields[name] = {"dtype": np.asarray(value).dtype.str, "values": np.asarray(value).tolist()}
-        else:
-            fields[name] = value
+    fields = {
+        name: {"dtype": np.asarray(value).dtype.str, "values": value.tolist()}
+        if isinstance(value, jax.Array | np.ndarray)
+        else value
+        for name, value in vars(model).items()
+    }
     return {"class": kind.__name__, "fields": fields}
 
 

@@ -68,7 +68,12 @@ class Problem(eqx.Module):
         self.halo = None if halo is None else jax.device_put(np.asarray(halo, np.int32))
         if check:
             _check_start(model)
-        self.blocks = _blocks_of(model)
+        blocks: list[tuple[str, tuple[int, ...]]] = []  # noted by hand: JAX would sort the names
+        jax.eval_shape(
+            lambda key: blocks.extend((name, np.shape(value)) for name, value in model.init_global(key).items()),
+            jax.random.key(0),
+        )
+        self.blocks = tuple(blocks)
         if self.store is None and check:
             loss = eqx.filter_eval_shape(_first_loss, self)
             shape = loss.shape if isinstance(loss, jax.ShapeDtypeStruct) else type(loss).__name__
@@ -217,18 +222,20 @@ class Problem(eqx.Module):
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
         batch = jnp.arange(self.n_shards) if batch is None else batch
 
-        def visit(arguments: tuple[Any, ...]) -> PyTree:
-            b, *rest = arguments
+        def visit(b: Array, *rest: PyTree) -> PyTree:
             return function(self.read(local, b), take(self.shards, b), *rest)
 
         elements = sum(leaf[0].size for leaf in jax.tree.leaves(self.shards))
-        chunk = _chunk(len(batch), max(1, VECTORISED // max(elements, 1)))
+        most = min(len(batch), max(1, VECTORISED // max(elements, 1)))  # at once
+        # without a remainder, which would compile the same work again, if that costs little
+        even = max(size for size in range(1, most + 1) if len(batch) % size == 0)
+        chunk = even if 4 * even >= most else most
         if len(batch) == 1:
-            alone = visit(jax.tree.map(lambda leaf: leaf[0], (batch, *more)))
+            alone = visit(*jax.tree.map(lambda leaf: leaf[0], (batch, *more)))
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
-        if chunk >= len(batch):
-            return jax.vmap(lambda *arguments: visit(arguments))(batch, *more)
-        return jax.lax.map(visit, (batch, *more), batch_size=chunk if chunk > 1 else None)
+        if chunk == len(batch):
+            return jax.vmap(visit)(batch, *more)
+        return jax.lax.map(lambda each: visit(*each), (batch, *more), batch_size=chunk if chunk > 1 else None)
 
 
 def steps_per_epoch(n_shards: int, batch_size: int) -> int:
@@ -280,12 +287,6 @@ def _start_of_shard(problem: Problem, shard: PyTree) -> PyTree:
     return problem.init_shard(jax.random.key(0), jnp.asarray(0), shard)
 
 
-def _chunk(length: int, most: int) -> int:
-    """At most ``most`` at once; without a remainder, which would compile the same work again, if that costs little."""
-    even = max(size for size in range(1, min(most, length) + 1) if length % size == 0)
-    return even if 4 * even >= min(most, length) else most
-
-
 def _in_working_precision(value: Any) -> Array:
     """Floats in JAX's precision, draws made in another too, and strongly typed: else everything compiles twice."""
     value = jnp.asarray(value)
@@ -316,17 +317,6 @@ def _check_start(model: Model) -> None:
         if not np.isfinite(np.asarray(value, float)).all():
             msg = f"`init_global` must return finite numbers: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
-
-
-def _blocks_of(model: Model) -> Blocks:
-    """Return names and shapes of the globals, without computing anything."""
-    blocks: list[tuple[str, tuple[int, ...]]] = []
-
-    def note(start: Mapping[str, Any]) -> None:  # by hand: JAX would sort the names
-        blocks.extend((name, tuple(np.shape(value))) for name, value in start.items())
-
-    jax.eval_shape(lambda key: note(model.init_global(key)), jax.random.key(0))
-    return tuple(blocks)
 
 
 @eqx.filter_jit  # so that it is traced once for all problems that are alike

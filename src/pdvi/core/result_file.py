@@ -97,11 +97,11 @@ def read_result(path: str | os.PathLike[str], statuses: Collection[str]) -> Fiel
 
 def _write(path: Path, groups: list[str], arrays: Arrays, meta: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        _add(archive, "zarr.json", _json({**_GROUP, "attributes": {"pdvi": meta}}))
+        _add(archive, "zarr.json", {**_GROUP, "attributes": {"pdvi": meta}})
         for group in groups:
-            _add(archive, f"{group}/zarr.json", _json(_GROUP))
+            _add(archive, f"{group}/zarr.json", _GROUP)
         for name, array in arrays.items():
-            _add(archive, f"{name}/zarr.json", _json(_zarr_array(array)))
+            _add(archive, f"{name}/zarr.json", _zarr_array(array))
             if array.size:  # zarr, too, has no chunk where there is nothing
                 _add(archive, _chunk(name, array.ndim), array.reshape(-1).view(np.uint8).data)
         archive.comment = COMMENT % FORMAT + b"0" * DIGITS
@@ -111,10 +111,10 @@ def _write(path: Path, groups: list[str], arrays: Arrays, meta: str) -> None:
         file.write(digest)
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes | memoryview) -> None:
+def _add(archive: zipfile.ZipFile, name: str, content: dict[str, Any] | memoryview) -> None:
     member = zipfile.ZipInfo(name)  # without the time: the same result is the same bytes
     member.external_attr = 0o644 << 16
-    archive.writestr(member, content)
+    archive.writestr(member, json.dumps(content) if isinstance(content, dict) else content)
 
 
 def _read(file: BinaryIO, statuses: Collection[str]) -> Fields:
@@ -241,10 +241,6 @@ def _zarr_array(array: np.ndarray) -> dict[str, Any]:
 
 def _chunk(name: str, dimensions: int) -> str:
     return "/".join([name, "c", *["0"] * dimensions])
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content).encode()
 
 
 def _plain(part: str, value: Any) -> np.ndarray:

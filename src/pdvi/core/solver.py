@@ -14,6 +14,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -114,10 +115,6 @@ class Shards(ABC):
     @abstractmethod
     def update(self, fn: LocalUpdateFn, broadcast: Any) -> None:
         """Change the local variables and the shard states of all shards as ``fn`` does; its messages are dropped."""
-
-    @abstractmethod
-    def drop_states(self) -> None:
-        """Forget the shard states, where all of them will be made anew."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -252,22 +249,23 @@ def settings_of(solver: Any) -> Any:
     return solver if solver is None or isinstance(solver, bool | int | float | str) else repr(solver)
 
 
-def named(tree: PyTree, prefix: str) -> dict[str, np.ndarray]:
+_name = partial(jax.tree_util.keystr, simple=True, separator=".")
+
+
+def named(tree: PyTree) -> dict[str, np.ndarray]:
     """Return the arrays of a state by name: "server.lam0", "own.dual"."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(prefix, path): np.asarray(leaf) for path, leaf in leaves}
+    return {_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def filled(template: PyTree, arrays: dict[str, Any], prefix: str, what: str) -> PyTree:
+def filled(template: PyTree, arrays: dict[str, Any], what: str) -> PyTree:
     """Return the arrays of these names in the structure of ``template``, if they are all there and fit."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    names = [_name(prefix, path) for path, _ in leaves]
-    missing = [name for name in names if name not in arrays]
-    extra = sorted(name for name in arrays if name.split(".")[0] == prefix and name not in names)
-    if missing or extra:
+    wanted = {_name(path): leaf for path, leaf in leaves}
+    if set(wanted) != set(arrays):
+        missing, extra = [name for name in wanted if name not in arrays], sorted(set(arrays) - set(wanted))
         msg = f"{what} must fit the solver: it lacks {missing} and has {extra} besides; start anew, or with its point."
         raise ValueError(msg)
-    for name, (_, leaf) in zip(names, leaves):
+    for name, leaf in wanted.items():
         found = np.asarray(arrays[name])
         if found.shape != leaf.shape or found.dtype != leaf.dtype:
             msg = (
@@ -275,9 +273,4 @@ def filled(template: PyTree, arrays: dict[str, Any], prefix: str, what: str) -> 
                 f"got {found.shape} and {found.dtype}."
             )
             raise ValueError(msg)
-    return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in names])
-
-
-def _name(prefix: str, path: tuple[Any, ...]) -> str:
-    tail = jax.tree_util.keystr(path, simple=True, separator=".")
-    return f"{prefix}.{tail}" if tail else prefix
+    return jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in wanted])

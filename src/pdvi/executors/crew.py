@@ -1,7 +1,7 @@
 """The workers of a cluster that have shards: they are asked, they get lost, others come.
 
-A worker that dies or hangs leaves orphans, and who runs the crew finds them new workers. A worker that another could
-not reach is judged here: if it does not answer the client either it is lost, and if it does, the network is at fault.
+The shards of a worker that dies or hangs are orphans until they are placed again. A worker that another could not reach
+is lost if it does not answer the client either; if it does, the network is at fault.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 from pdvi._base.types import PyTree
 from pdvi.core.executor import NoShards
 from pdvi.core.problem import Problem
-from pdvi.executors.exchange import Peers, Unreachable
-from pdvi.executors.halo import exports_of
+from pdvi.executors.exchange import Peers, Unreachable, exports_of
 from pdvi.executors.worker import Failure, make_host
+from pdvi.shards.store import Store
 
 Flying = dict[Any, tuple[str, float]]  # answers to come, from whom and since when
 Calls = dict[str, tuple[Any, ...]]  # what each worker is asked: a method of `WorkerHost`, and its arguments
@@ -58,11 +58,10 @@ class Crew:
         self._host: tuple[Any, ...] = ()
         self._read: list[set[int]] = []  # by shard: those whose rows it reads
 
-    def begin(self, problem: Problem) -> None:
+    def begin(self, problem: Problem, store: Store) -> None:
         """Take on a problem, all of whose shards are orphans."""
-        store, exports = problem.store, exports_of(problem)
-        assert store is not None
-        self._host = str(store.path.absolute()), as_numpy(problem.model), wide(), ASKING * self.timeout
+        exports, is_wide = exports_of(problem, store), jnp.result_type(float) == np.float64
+        self._host = str(store.path.absolute()), as_numpy(problem.model), is_wide, ASKING * self.timeout
         n_shards = problem.n_shards
         self._read = [set() if exports is None else exports.sources(b) for b in range(n_shards)]
         self.orphans = set(range(n_shards))
@@ -259,11 +258,6 @@ def runs(shards: Iterable[int], owned: dict[str, int]) -> dict[str, list[int]]:
 def as_numpy(tree: Any) -> Any:
     """Return a pytree without arrays on a device."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
-
-
-def wide() -> bool:
-    """Return whether numbers are of double precision."""
-    return jnp.result_type(float) == np.float64
 
 
 def _awake() -> bool:

@@ -1,9 +1,8 @@
-"""Shards on the workers of a dask cluster: what visits are told goes out, sums come back.
+"""Shards on the workers of a Dask cluster: what a step broadcasts goes out, sums come back.
 
-Rows at the seams of shards go from worker to worker (`exchange.py`), so what passes through the client does not grow
-with the shards. A worker that dies or hangs costs one re-read of its shards: others take them over from the store, with
-local variables that fit lam and what the method recalls from these; the server's sums are then made anew. The step in
-which it happened counts the visits that were answered, which Algorithm 1 allows for any step.
+Halo rows go from worker to worker (`exchange.py`), so what passes through the client does not grow with the shards.
+The shards of a lost worker are rebuilt by others: read from the store, with local variables that fit lam. The step in
+which it was lost counts the updates that were answered, which Algorithm 1 allows for any step.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import jax
 import numpy as np
 
 from pdvi._base.checks import positive
-from pdvi._base.types import PyTree
-from pdvi.core.executor import NoShards, Step, updated
+from pdvi._base.types import Array, PyTree
+from pdvi.core.executor import Executor, NoShards, check_local, store_of, updated
+from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
 from pdvi.executors.crew import OPENING, Crew, Flying, as_numpy
 from pdvi.executors.exchange import Moment
 from pdvi.executors.host import add_up, by_shard, total
-from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
 from pdvi.executors.worker import AS_BEFORE, Brief
 from pdvi.solvers.local_variables import PASSES, Recall, settle
@@ -46,7 +45,7 @@ class Traffic:
     halo_within: int = 0
 
 
-class Dask(Remote):
+class Dask(Executor):
     """Works on a problem from a store with the workers of a `distributed.Client`.
 
     Every worker must see the store under the same path, and reach the others. Workers may come and go: those that join
@@ -66,11 +65,7 @@ class Dask(Remote):
     """
 
     def __init__(self, client: Any, *, asynchronous: bool = False, timeout: float = 300.0):
-        try:
-            import distributed
-        except ImportError as error:
-            msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
-            raise ImportError(msg) from error
+        distributed = import_distributed()
         if not isinstance(client, distributed.Client) or client.asynchronous:
             msg = f"`client` must be a (synchronous) distributed.Client, got {type(client).__name__}."
             raise ValueError(msg)
@@ -82,6 +77,17 @@ class Dask(Remote):
         self._rebuilt = False
 
     # ------------------------------------------------------------------------------------ what an executor is asked
+
+    def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
+        """Return the model's own start of the globals, and a state without anything that is a shard's."""
+        store = store_of(problem, self)
+        check_local(problem, local)
+        self.close()
+        self.problem, self._lam = problem, np.zeros(0)
+        self._key_data = np.asarray(jax.random.key_data(key))
+        self.crew.begin(problem, store)
+        self._hand_out(local)
+        return problem.init_global(key), State(None, None, None)
 
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
@@ -113,8 +119,7 @@ class Dask(Remote):
 
     def _visit_some(self, visitor: Any, told: Any, shards: Any) -> tuple[list[PyTree], int]:
         """Return what the workers of some shards answered, in an order that does not depend on who is fast."""
-        moment = self._moment()
-        shares = self._shares(shards)
+        moment, shares = self._moment(), self._shares(shards)
         answers = self.crew.ask({a: self._visit_call(a, visitor, told, own, moment) for a, own in shares.items()})
         parts = [self._taken_in(answers[address], len(shares[address])) for address in sorted(answers)]
         return parts, sum(len(shares[address]) for address in answers)
@@ -125,13 +130,14 @@ class Dask(Remote):
 
         def call(address: str, own: list[int]) -> tuple[Any, ...]:
             own = [b for b in own if b in wanted]
-            return "look_at_shards", self._brief(address, reader, told), own, self._moment_for(address, self._moment())
+            moment = self._moment()._replace(peers=self.crew.peers(address))
+            return "look_at_shards", self._brief(address, reader, told), own, moment
 
-        return self._total(call)
+        return total(self._everywhere(call))
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
-        return self._total(lambda address, own: ("fold_shards", self._brief(address, function, told)))
+        return total(self._everywhere(lambda address, own: ("fold_shards", self._brief(address, function, told))))
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""
@@ -170,13 +176,6 @@ class Dask(Remote):
             return None
         return kept.stacked()
 
-    def _open(self, template: PyTree, local: PyTree) -> None:
-        self.close()
-        self._lam = np.zeros(0)
-        self._key_data = np.asarray(jax.random.key_data(self.key))
-        self.crew.begin(self.problem)
-        self._hand_out(local)
-
     # ------------------------------------------------------------------------------------ what workers are told
 
     def _brief(self, address: str, thing: Any, told: Any) -> Brief:
@@ -191,18 +190,20 @@ class Dask(Remote):
         known[number] = told
         if before is None:
             return Brief(number, content, told)
-        return Brief(number, None, jax.tree.map(lambda old, new: AS_BEFORE if _same(old, new) else new, before, told))
+
+        def news(old: np.ndarray, new: np.ndarray) -> Any:
+            return AS_BEFORE if old.dtype == new.dtype and np.array_equal(old, new) else new
+
+        return Brief(number, None, jax.tree.map(news, before, told))
 
     def _moment(self) -> Moment:
         """Return a new one: what was made before is read, what is made is newer."""
         self._time += 1
         return Moment(self._time, self._time + 1)
 
-    def _moment_for(self, address: str, moment: Moment) -> Moment:
-        return moment._replace(peers=self.crew.peers(address))
-
     def _visit_call(self, address: str, visitor: Any, told: Any, shards: list[int], moment: Moment) -> tuple[Any, ...]:
-        arguments = self._brief(address, visitor, told), shards, self._moment_for(address, moment)
+        moment = moment._replace(peers=self.crew.peers(address))
+        arguments = self._brief(address, visitor, told), shards, moment
         self.traffic.sent += len(pickle.dumps(arguments, protocol=5))
         return "visit_shards", *arguments
 
@@ -231,7 +232,7 @@ class Dask(Remote):
                     said[address] = solver.broadcast(state.server)
                     self._lam = np.asarray(state.lam)
                     now = self._moment()._replace(as_of=LATEST)
-                    call = self._visit_call(address, Step(solver), said[address], [turn], now)
+                    call = self._visit_call(address, solver.local_update, said[address], [turn], now)
                     flying |= self.crew.submit({address: call})
             for address, answer in self.crew.arrivals(flying).items():
                 message = self._taken_in(answer, 1)
@@ -242,18 +243,16 @@ class Dask(Remote):
                 state = self.rebuilt(state, solver)
         return self.rebuilt(state, solver)
 
-    def _total(self, call: Call) -> PyTree:
-        """Return the sum of the workers' answers, in an order that does not depend on who is fast."""
-        answers = self._everywhere(call)
-        return total(answers[address] for address in sorted(answers))
+    def _everywhere(self, call: Call) -> list[Any]:
+        """Return answers from the workers of all shards, in an order that does not depend on who is fast.
 
-    def _everywhere(self, call: Call) -> dict[str, Any]:
-        """Return answers from the workers of all shards: if some are lost on the way, their heirs are asked in turn."""
+        If some are lost on the way, those that take over their shards are asked in turn.
+        """
         while True:
             calls = {address: call(address, member.shards) for address, member in self.crew.members.items()}
             answers = self.crew.ask(calls)
             if not self.crew.orphans and set(answers) == set(calls):
-                return answers
+                return [answers[address] for address in sorted(answers)]
             self._recover(self._lam)
 
     def _shares(self, shards: Any) -> dict[str, list[int]]:
@@ -305,5 +304,11 @@ class Dask(Remote):
             self.tell(f"worker {new} joined: {len(mine.shards)} shards moved to it")
 
 
-def _same(old: np.ndarray, new: np.ndarray) -> bool:
-    return old.dtype == new.dtype and np.array_equal(old, new)
+def import_distributed() -> Any:
+    """Return the module, or say how to get it."""
+    try:
+        import distributed
+    except ImportError as error:
+        msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
+        raise ImportError(msg) from error
+    return distributed

@@ -12,12 +12,14 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from pdvi._base.types import PyTree
+from pdvi._base.types import Array, PyTree
+from pdvi.core.executor import Executor, check_local, store_of
+from pdvi.core.problem import Problem
 from pdvi.core.solver import LocalUpdateFn, ShardFn, Solver, State
-from pdvi.executors.halo import Boundary
+from pdvi.executors.exchange import Exchange, Halos, Moment
 from pdvi.executors.host import Host, by_shard, total
-from pdvi.executors.remote import Remote
 from pdvi.executors.scratch import Scratch
+from pdvi.shards.store import Store
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SHARDS_AT_ONCE = 3  # the one worked on, the one read ahead, the one being let go
@@ -27,7 +29,7 @@ RUNTIME = 150e6  # bytes that JAX and its compiler take once they are used
 LOCALS_AT_ONCE = 8  # old, with halo, logits, new, written, and what the compiler keeps in between
 
 
-class Disk(Remote):
+class Disk(Executor):
     """Works on a problem from a store that need not fit into memory.
 
     Local variables and what a method keeps for a shard are in scratch files, which go away by themselves. A checkpoint
@@ -55,6 +57,18 @@ class Disk(Remote):
         self.memory_limit = resident() + MORE if memory_limit is None else parse_bytes(memory_limit)
         self.scratch, self.strict = scratch, strict
 
+    def open(self, problem: Problem, key: Array, local: PyTree) -> tuple[Array, State]:
+        """Return the model's own start of the globals, and a state without anything that is a shard's."""
+        store, template = store_of(problem, self), problem.local_shape()
+        check_local(problem, local)
+        self.problem, self._key = problem, key
+        self._folder = store.path.parent if self.scratch is None else Path(self.scratch)
+        self._locals = Scratch(template, store.n_shards, self._folder)
+        self._host = Host(problem, range(store.n_shards), self._locals, keep=self._room(store, template))
+        self._exchange, self._time = Exchange(self._host.exports), 0
+        self._publish(self._host.begin(key, by_shard(local, range(store.n_shards))))
+        return problem.init_global(key), State(None, None, None)
+
     def begin(self, state: State, solver: Solver) -> State:
         """Keep for every shard what ``solver`` keeps at first."""
         shape = self.problem.local_shape()
@@ -74,14 +88,14 @@ class Disk(Remote):
         chosen = self._chosen(shards)
         if shards is None:
             self._host.data.expect(chosen)
-        message, rows = self._host.visit(visitor, told, chosen, self.boundary.halos(chosen))
-        self.boundary.publish(rows)
+        message, rows = self._host.visit(visitor, told, chosen, self._halos(chosen))
+        self._publish(rows)
         return state, message, len(chosen)
 
     def look(self, state: State, reader: ShardFn, told: Any, shards: np.ndarray | None = None) -> PyTree:
         """Return the sum of what ``reader`` says of these shards."""
         chosen = self._chosen(shards)
-        return total([self._host.look(reader, told, chosen, self.boundary.halos(chosen))])
+        return total([self._host.look(reader, told, chosen, self._halos(chosen))])
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
@@ -89,7 +103,7 @@ class Disk(Remote):
 
     def fresh(self, state: State) -> State:
         """Set the local variables to those that the run began with."""
-        self.boundary.publish(self._host.begin(self.key))
+        self._publish(self._host.begin(self._key))
         return state
 
     def local_params(self, state: State) -> PyTree:
@@ -103,19 +117,15 @@ class Disk(Remote):
     def _chosen(self, shards: np.ndarray | None) -> list[int]:
         return self._host.shards if shards is None else np.asarray(shards).tolist()
 
-    def _open(self, template: PyTree, local: PyTree) -> None:
-        store = self.problem.store
-        assert store is not None
-        self._folder = store.path.parent if self.scratch is None else Path(self.scratch)
-        self.boundary = Boundary(self.problem)
-        self._locals = Scratch(template, store.n_shards, self._folder)
-        self._host = Host(self.problem, range(store.n_shards), self._locals, keep=self._room(template))
-        self.boundary.publish(self._host.begin(self.key, by_shard(local, range(store.n_shards))))
+    def _halos(self, shards: list[int]) -> Halos:
+        return self._exchange.halos(shards, Moment(self._time, self._time + 1))[0]
 
-    def _room(self, template: PyTree) -> float:
+    def _publish(self, rows: Halos) -> None:
+        self._time += 1
+        self._exchange.publish(rows, self._time)
+
+    def _room(self, store: Store, template: PyTree) -> float:
         """Bytes of shards that may stay in memory."""
-        store = self.problem.store
-        assert store is not None
         one = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(template))
         used = resident() + RUNTIME + SHARDS_AT_ONCE * store.shard_bytes + LOCALS_AT_ONCE * one
         if used > self.memory_limit:

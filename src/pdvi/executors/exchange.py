@@ -1,12 +1,9 @@
 """Halo rows from worker to worker.
 
-Every worker keeps the rows that others read of its shards, as they are and as they were before. A worker that is to
-visit shards asks those who have the rows next to them, once each and all at the same time, and only for what is newer
-than what it has. Questions are answered by the worker's event loop, which is free while its shards are worked on: two
-workers can ask each other at the same moment. Nothing of it passes through the client, which only tells what time it is
-and who has which shards.
-
-Within a step all visits see the rows of the step before (`Moment.as_of`), whoever is first to end.
+Every worker keeps the rows that others read of its shards, the newest and those before. A worker that is to update
+shards asks the workers of the rows next to them, all at the same time, for what is newer than what it has. Its event
+loop answers, so that two workers can ask each other while both work. Within a step all updates see the rows of the step
+before (`Moment.as_of`), whichever worker is first.
 """
 
 from __future__ import annotations
@@ -19,8 +16,10 @@ import jax
 import numpy as np
 
 from pdvi._base.types import PyTree
-from pdvi.executors.halo import Exports, Halos
+from pdvi.core.problem import Problem
+from pdvi.shards.store import Store
 
+Halos = dict[int, PyTree]  # the latest halo rows of each shard; None where there are none
 Peers = dict[str, tuple[str, list[int]]]  # by a worker's address: the key of its host, and shards that are there
 Wanted = dict[tuple[int, int], int]  # by reader and source: the stamp of what the reader has
 Offer = dict[tuple[int, int], tuple[int, PyTree]]  # what is newer, and its stamp
@@ -55,10 +54,58 @@ class Unreachable(Exception):
         self.address, self.why = address, why
 
 
-class Exchange:
-    """The halo rows that a worker's shards read, and those that others read of them."""
+class Seam(NamedTuple):
+    """What one shard reads: each row once, those of one source together.
 
-    def __init__(self, exports: Exports | None, patience: float):
+    ``sources`` has for each of them where its rows go, and which of those that it exports they are; ``order`` makes a
+    halo of them.
+    """
+
+    size: int
+    sources: dict[int, tuple[slice, np.ndarray]]
+    order: np.ndarray
+
+
+class Exports:
+    """Which rows of a shard other shards read: rows sorted through all shards, so those of a shard lie together."""
+
+    def __init__(self, halo: np.ndarray, n_rows: int):
+        n_shards = len(halo)
+        self.halo, self.n_rows = halo, n_rows
+        self.slots = np.unique(halo)
+        self.first = np.searchsorted(self.slots, np.arange(n_shards + 1) * n_rows)
+        self._seams: dict[int, Seam] = {}
+
+    def rows(self, b: int) -> np.ndarray:
+        """Return the rows of shard ``b`` that others read."""
+        return self.slots[self.first[b] : self.first[b + 1]] - b * self.n_rows
+
+    def sources(self, b: int) -> set[int]:
+        """Return the shards whose rows shard ``b`` reads."""
+        return set(np.unique(self.halo[b] // self.n_rows).tolist())
+
+    def seam(self, b: int) -> Seam:
+        """Return what shard ``b`` reads; it is found out once."""
+        if b not in self._seams:
+            slots, order = np.unique(self.halo[b], return_inverse=True)
+            shards, begins = np.unique(slots // self.n_rows, return_index=True)
+            sources = {}
+            for c, begin, end in zip(shards.tolist(), begins, [*begins[1:], len(slots)]):
+                offered = self.slots[self.first[c] : self.first[c + 1]]
+                sources[c] = slice(begin, end), np.searchsorted(offered, slots[begin:end])
+            self._seams[b] = Seam(len(slots), sources, order)
+        return self._seams[b]
+
+
+def exports_of(problem: Problem, store: Store) -> Exports | None:
+    """Return the rows that others read of each shard; None if shards do not touch."""
+    return None if store.halo is None else Exports(store.halo, jax.tree.leaves(problem.local_shape())[0].shape[0])
+
+
+class Exchange:
+    """The halo rows that shards read, and those that others read of them: of a worker's shards, or of all on a disk."""
+
+    def __init__(self, exports: Exports | None, patience: float = 0.0):
         self._exports, self._patience = exports, patience
         self._editions: dict[int, tuple[tuple[int, PyTree], ...]] = {}  # of own shards: the newest, the one before
         self._halos: dict[int, PyTree] = {}

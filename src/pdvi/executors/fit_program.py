@@ -1,8 +1,8 @@
 """A fit in memory as one compiled program: from log point to log point until its stopping rule says stop.
 
-The program ends where the rule holds, where a hook needs the host, or after some log points. It writes the rows of the
-trace into a buffer, the objective as two numbers (`precise_sum`), so that the host adds them in double precision. What
-it decides is decided again by the host, from the rows.
+It ends where the rule holds, where a hook needs the host, or after some log points. It writes rows of the trace into a
+buffer, the objective as two numbers (`precise_sum`) which the host adds in double precision. The host decides again
+what it decides, from the rows.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from pdvi._base import programs
 from pdvi._base.types import Array
+from pdvi.core.executor import row_of
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Solver, State
-from pdvi.executors.steps import TracedShards, compile_options, precise_sum, steps
+from pdvi.executors.steps import NOTES, TracedShards, compile_options, precise_sum, steps, with_room
 
 MAX_ROWS = 32  # of the trace in one call
 MAX_DRAWN = 2**22  # numbers of shards that are drawn for one call
-FEW_STEPS = 256  # room for batches: at least so many steps, and then powers of two
 
 
 class Rules(NamedTuple):
-    """When a call ends, and where the run is; numbers, so that one program serves all.
+    """When a call ends, and where the run is; arrays in the program, so that one serves all.
 
     A call ends wherever the host has something to decide, and a little more often: each rule here is at least as wide
     as that of `pdvi.run.stopping` or `pdvi.run.safeguard`, which look at more rows.
@@ -48,16 +48,6 @@ class Rules(NamedTuple):
     lower_bound: Any
     slack: Any  # of the objective: half of a rise that is more than rounding
     may_rise: Any  # a rising objective is nothing to act on: the method has no penalty to increase
-
-
-class Rows(NamedTuple):
-    """Log points that the program has written."""
-
-    step: np.ndarray
-    notes: np.ndarray
-    objective: np.ndarray
-    norms: np.ndarray
-    metrics: dict[str, np.ndarray]
 
 
 class Log(NamedTuple):
@@ -93,20 +83,12 @@ class Outcome(NamedTuple):
     good: State | None
     step: int
     needs_host: bool
-    rows: Rows
+    rows: list[tuple[int, dict[str, float], list[str]]]  # of each log point: step, numbers of the trace, notes
 
 
 def rows_of_batches(stride: int, batch_size: int) -> int:
     """Return for how many log points batches are drawn at most: the room for them is a part of what is compiled."""
     return min(MAX_ROWS, max(1, MAX_DRAWN // (stride * batch_size)))
-
-
-def as_pair(value: float, dtype: Any) -> np.ndarray:
-    """Return a number as the sum of two of this type."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        high = np.asarray(value, dtype)
-        low = np.asarray(value - np.asarray(high, float), dtype) if np.isfinite(high) else np.zeros((), dtype)
-    return np.stack([high, low])
 
 
 def run_to_stop(
@@ -122,11 +104,9 @@ def run_to_stop(
 
     ``good`` None: the last good state is not kept up, for large states and one row.
     """
-    most = int(rules.stride) * rows_of_batches(int(rules.stride), batches.shape[1])
-    room = max(FEW_STEPS, 1 << (most - 1).bit_length())
-    padded = np.zeros((room, *batches.shape[1:]), batches.dtype)
-    padded[: len(batches)] = batches
-    arguments = (problem, solver, state, good, jax.random.key_data(key), padded, rules)
+    most = rules.stride * rows_of_batches(rules.stride, batches.shape[1])
+    padded = with_room(batches, most)
+    arguments = (problem, solver, state, good, jax.random.key_data(key), padded, _as_arrays(rules))
     arrays, rest = eqx.partition(arguments, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
     others, structure = jax.tree.flatten(rest)
     fixed, options = (tuple(others), structure), compile_options(arrays)
@@ -136,14 +116,25 @@ def run_to_stop(
         (found["ends"], found["counts"], found["numbers"], found["metrics"])
     )
     step, needs_host, n_rows = (int(value) for value in ends)
-    rows = Rows(
-        step=counts[:n_rows, 0],
-        notes=counts[:n_rows, 1],
-        objective=numbers[:n_rows, :2],
-        norms=numbers[:n_rows, 2:],
-        metrics={name: values[:n_rows] for name, values in metrics.items()},
-    )
+    rows = []
+    for i in range(n_rows):
+        high, low, *norms = numbers[i].astype(float).tolist()
+        row = row_of(problem, high + low, norms, {name: values[i] for name, values in metrics.items()})
+        rows.append((int(counts[i, 0]), row, [text for bit, text in enumerate(NOTES) if int(counts[i, 1]) >> bit & 1]))
     return Outcome(state, good, step, bool(needs_host), rows)
+
+
+def _as_arrays(rules: Rules) -> Rules:
+    """Return rules in the types that the program takes, the newest objective as the sum of two numbers."""
+    real = np.dtype(jnp.result_type(float))
+
+    def typed(value: float) -> np.ndarray:
+        return np.asarray(value, bool if isinstance(value, bool) else np.int32 if isinstance(value, int) else real)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = typed(rules.previous)
+        low = typed(rules.previous - float(high)) if np.isfinite(high) else typed(0.0)
+        return Rules(*map(typed, rules))._replace(previous=np.stack([high, low]))
 
 
 def _is_own(value: Any) -> bool:
@@ -156,20 +147,8 @@ def _is_own(value: Any) -> bool:
 def _program(fixed: tuple[Any, ...], arrays: Any) -> dict[str, Any]:
     """Return arrays by name: a process that has not traced the program knows no other containers."""
     others, structure = fixed
-    problem, solver, state, good, key, *rest = eqx.combine(arrays, jax.tree.unflatten(structure, others))
-    state, good, found = _run(problem, solver, state, good, jax.random.wrap_key_data(key), *rest)
-    return {**found, "states": (jax.tree.leaves(state), jax.tree.leaves(good))}
-
-
-def _run(
-    problem: Problem,
-    solver: Solver,
-    state: State,
-    good: State | None,
-    key: Array,
-    batches: Array,
-    rules: Rules,
-) -> tuple[State, State | None, dict[str, Any]]:
+    problem, solver, state, good, key_data, batches, rules = eqx.combine(arrays, jax.tree.unflatten(structure, others))
+    key = jax.random.wrap_key_data(key_data)
     rules = jax.tree.map(jnp.asarray, rules)
     batch_size, dtype, n_blocks = batches.shape[1], state.lam.dtype, len(problem.blocks)
 
@@ -178,19 +157,15 @@ def _run(
 
     names = tuple(jax.eval_shape(metrics_of, state))
 
-    def measure(state: State) -> tuple[Array, Array, Array]:
-        """Return the objective, all numbers of a row, and the norm of the whole gradient."""
-        losses, gradient = problem.evaluate(state.lam, state.local)
-        norms = [_norm(gradient[part]) for part in problem.block_slices.values()]
-        metrics = metrics_of(state)
-        numbers = [*precise_sum(losses), *norms, *(metrics[name] for name in names)]
-        row = jnp.stack([jnp.asarray(value, dtype) for value in numbers])
-        return row[:2], row, _norm(row[2 : 2 + len(norms)])
-
     def write(operands: tuple[State, Array, Array, Log]) -> Log:
         """Evaluate a state, write its row, and judge it."""
         state, step, notes, log = operands
-        objective, row, norm = measure(state)
+        losses, gradient = problem.evaluate(state.lam, state.local)
+        norms = [_norm(gradient[part]) for part in problem.block_slices.values()]
+        metrics = metrics_of(state)
+        values = [*precise_sum(losses), *norms, *(metrics[name] for name in names)]
+        row = jnp.stack([jnp.asarray(value, dtype) for value in values])
+        objective, norm = row[:2], _norm(row[2 : 2 + len(norms)])
         counts = jax.lax.dynamic_update_index_in_dim(log.counts, jnp.stack([step, notes]), log.n_rows, 0)
         numbers = jax.lax.dynamic_update_index_in_dim(log.numbers, row, log.n_rows, 0)
         n_rows, value, old = log.n_rows + 1, objective[0], log.previous[0]
@@ -238,11 +213,13 @@ def _run(
     ends = jnp.stack([end.step, end.needs_host.astype(jnp.int32), end.log.n_rows])
     numbers, n_known = end.log.numbers, 2 + n_blocks
     metrics = {name: numbers[:, n_known + i] for i, name in enumerate(names)}
-    return (
-        end.state,
-        end.good,
-        {"ends": ends, "counts": end.log.counts, "numbers": numbers[:, :n_known], "metrics": metrics},
-    )
+    return {
+        "states": (jax.tree.leaves(end.state), jax.tree.leaves(end.good)),
+        "ends": ends,
+        "counts": end.log.counts,
+        "numbers": numbers[:, :n_known],
+        "metrics": metrics,
+    }
 
 
 def _norm(x: Array) -> Array:

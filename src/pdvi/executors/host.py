@@ -1,7 +1,6 @@
 """Some shards in one place, and what is done with them there: a process that streams a disk, or a cluster's worker.
 
-A host keeps what belongs to its shards (local variables, and what a method keeps for each) and sees of all others only
-the halo rows it is handed. It is asked for sums, so that what it answers does not grow with its shards' area.
+A host keeps what belongs to its shards and sees only the halo rows of all others. It returns sums over its shards.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.executor import traced
 from pdvi.core.problem import Problem, with_halo, without_halo
 from pdvi.core.solver import Solver
-from pdvi.executors.halo import Halos, exports_of
+from pdvi.executors.exchange import Halos, exports_of
 from pdvi.executors.reader import Reader
 from pdvi.executors.scratch import Scratch
-from pdvi.shards.stacking import take
 
 Kept = dict[int, PyTree] | Scratch  # something by shard
 
@@ -36,7 +34,7 @@ class Host:
         self.own: Kept = {}
         assert problem.store is not None
         self.data = Reader(problem.store, keep)
-        self.exports = exports_of(problem)
+        self.exports = exports_of(problem, problem.store)
 
     def begin(self, key: Array, locals_: Any = None, shards: Iterable[int] | None = None) -> Halos:
         """Set the local variables: given ones, or the model's own start. Returns the rows that others read."""
@@ -97,14 +95,13 @@ class Host:
 
 def by_shard(stacked: PyTree, shards: Iterable[int]) -> dict[int, PyTree] | None:
     """Return what is stacked, shard by shard; None if there is nothing."""
-    if stacked is None:
-        return None
-    arrays = jax.tree.map(np.asarray, stacked)
-    return {b: take(arrays, b) for b in shards}
+    return (
+        None if stacked is None else {b: jax.tree.map(lambda leaf, b=b: np.asarray(leaf)[b], stacked) for b in shards}
+    )
 
 
 def add_up(parts: list[PyTree]) -> PyTree:
-    """Return the sum of arrays or pytrees of them: added in double precision, in the type they have."""
+    """Return the sum of arrays or pytrees of them: added in double precision, in the type they have; None of none."""
     if not parts:
         return None
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0, dtype=float).astype(leaves[0].dtype), *parts)
@@ -141,9 +138,8 @@ def _plus(part: PyTree, b: int, found: PyTree) -> PyTree:
     return new if part is None else jax.tree.map(lambda old, more: old + more, part, new)
 
 
-@eqx.filter_jit
-def _init(problem: Problem, key: Array, b: Array, shard: PyTree) -> PyTree:
-    return problem.init_shard(key, b, shard)
+_init = eqx.filter_jit(Problem.init_shard)
+_fold = eqx.filter_jit(lambda function, told, own: function(told, own))
 
 
 @eqx.filter_jit
@@ -162,8 +158,3 @@ def _visit(
 @eqx.filter_jit
 def _look(problem: Problem, reader: Any, told: Any, local: PyTree, halo: PyTree, own: PyTree, shard: PyTree) -> PyTree:
     return reader(problem, told, with_halo(local, halo), own, shard)
-
-
-@eqx.filter_jit
-def _fold(function: Any, told: Any, own: PyTree) -> PyTree:
-    return function(told, own)

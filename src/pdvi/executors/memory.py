@@ -11,11 +11,11 @@ import numpy as np
 
 from pdvi._base import room
 from pdvi._base.types import Array, PyTree
-from pdvi.core.executor import Executor, traced
+from pdvi.core.executor import Executor, check_local, traced
 from pdvi.core.problem import Problem, shape_of
 from pdvi.core.solver import After, LocalUpdateFn, ShardFn, Solver, State, add
 from pdvi.executors.fit_program import Outcome, Rules, run_to_stop
-from pdvi.executors.steps import compiled, folded, init_shard_states, run_steps, visited
+from pdvi.executors.steps import compiled, folded, run_steps, visited
 from pdvi.shards.stacking import put, take
 
 STATES = 2  # of all shards that are held at once: as it was, and as it is after a step
@@ -38,13 +38,16 @@ class Memory(Executor):
         self.problem, self._key = problem, key
         _check_room(problem, problem.local_shape(), "local variables")
         lam, own_local = problem.init(key)
+        check_local(problem, local)
         if local is not None:
-            own_local = _like(own_local, local)
+            leaves = [jax.device_put(np.asarray(leaf)) for leaf in jax.tree.leaves(local)]
+            own_local = jax.tree.unflatten(jax.tree.structure(own_local), leaves)
         return lam, State(None, own_local, None)
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""
-        kept = shape_of(_state_of_shard, self.problem, traced(solver), state.lam, self.problem.local_shape())
+        local = self.problem.local_shape()
+        kept = shape_of(type(solver).init_shard_state, traced(solver), self.problem, state.lam, local, None)
         _check_room(self.problem, kept, f"what {type(solver).__name__} keeps (copies of the globals, duals)")
         return state._replace(own=_begun(self.problem, traced(solver), state.lam, state.local))
 
@@ -53,12 +56,7 @@ class Memory(Executor):
         return jax.block_until_ready(run_steps(self.problem, traced(solver), state, batches))
 
     def run_to_stop(
-        self,
-        solver: Solver,
-        state: State,
-        good: State | None,
-        batches: np.ndarray,
-        rules: Rules,
+        self, solver: Solver, state: State, good: State | None, batches: np.ndarray, rules: Rules
     ) -> Outcome:
         """Return where a run has come to, from log point to log point, in one compiled program."""
         return run_to_stop(self.problem, traced(solver), state, good, self._key, batches, rules)
@@ -76,7 +74,9 @@ class Memory(Executor):
         if isinstance(reader, After):  # each half is compiled once, wherever else it is asked for
             return self.look(self.visit(state, reader.update, told[0], shards)[0], reader.read, told[1], shards)
         batch = None if shards is None else jnp.asarray(shards)
-        return _added(_looked(self.problem, traced(reader), told, state.local, state.own, batch))
+        found = _looked(self.problem, traced(reader), told, state.local, state.own, batch)
+        with np.errstate(over="ignore", invalid="ignore"):  # scalars, which are still apart, in double precision
+            return jax.tree.map(lambda x: np.asarray(x, float).sum() if x.ndim == 1 else np.asarray(x)[0], found)
 
     def fold(self, state: State, function: Any, told: Any) -> PyTree:
         """Return the sum of ``function(told, own)`` over all shards."""
@@ -107,35 +107,9 @@ def _check_room(problem: Problem, one: PyTree, what: str) -> None:
     raise MemoryError(msg)
 
 
-def _like(template: PyTree, local: PyTree) -> PyTree:
-    """Return given local variables, if their number, shapes and types fit."""
-    leaves, structure = jax.tree.flatten(template)
-    found = jax.tree.leaves(local)
-    wanted = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    given = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in found]
-    if wanted != given:
-        msg = f"the local variables of `start` must fit the problem: expected arrays {wanted}, got {given}."
-        raise ValueError(msg)
-    return jax.tree.unflatten(structure, [jax.device_put(np.asarray(leaf)) for leaf in found])
-
-
-def _added(told: PyTree) -> PyTree:
-    """Return sums over shards: those of scalars, which are still apart, in double precision."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return jax.tree.map(_sum, told)
-
-
-def _sum(leaf: Array) -> Any:
-    return np.asarray(leaf, float).sum() if leaf.ndim == 1 else np.asarray(leaf)[0]
-
-
-def _state_of_shard(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    return solver.init_shard_state(problem, lam, local, None)
-
-
 @eqx.filter_jit
 def _begun(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    return init_shard_states(problem, solver, lam, local)
+    return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
 
 
 @compiled
@@ -150,13 +124,9 @@ def _visited(
 
 @compiled
 def _looked(problem: Problem, reader: Any, told: Any, local: PyTree, own: PyTree, batch: Array | None) -> PyTree:
-    def one(phi: PyTree, shard: PyTree, kept: PyTree) -> PyTree:
-        return reader(problem, told, phi, kept, shard)
-
-    found = problem.map_shards(one, local, batch, own if batch is None else take(own, batch))
+    kept = own if batch is None else take(own, batch)
+    found = problem.map_shards(lambda phi, shard, own: reader(problem, told, phi, own, shard), local, batch, kept)
     return jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf.sum(0)[None], found)
 
 
-@eqx.filter_jit
-def _folded(function: Any, told: Any, own: PyTree) -> PyTree:
-    return folded(function, told, own)
+_folded = eqx.filter_jit(folded)

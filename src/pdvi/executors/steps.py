@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LITTLE = 2_000_000  # numbers in all: a program that goes through them runs for less time than it compiles
 MODERATE = 64 * LITTLE  # a fit gains less by what LLVM's last optimizations bring than it waits for them
-SHORT = 256  # legs of up to so many steps share what is compiled, longer ones up to the next power of two
+FEW_STEPS = 256  # calls of up to so many steps share what is compiled, longer ones up to the next power of two
 
 
 def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
@@ -32,23 +32,13 @@ def compiled(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concate
 
     That is so where there is little data, and derivatives of a loss: closed forms are compiled soon in any way.
     """
-    usual, quick = eqx.filter_jit(function), quickly(function)
-
-    @wraps(function)
-    def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return (usual if offers(problem.model, LocalStep) else quick)(problem, *args, **kwargs)
-
-    return call
-
-
-def quickly(function: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
-    """Return a function of a problem compiled so that it is soon there, where there is little data."""
     usual = eqx.filter_jit(function)
     quick = cache(lambda: eqx.filter_jit(function, **quickly_compiled()))
 
     @wraps(function)
     def call(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return (quick() if is_little((problem, args, kwargs)) else usual)(problem, *args, **kwargs)
+        is_usual = offers(problem.model, LocalStep) or not is_little((problem, args, kwargs))
+        return (usual if is_usual else quick())(problem, *args, **kwargs)
 
     return call
 
@@ -93,29 +83,33 @@ _compiled_steps = compiled(steps)
 
 def run_steps(problem: Problem, solver: Solver, state: State, batches: np.ndarray) -> State:
     """Return the state after one step per row of ``batches``."""
-    room = max(SHORT, 1 << (len(batches) - 1).bit_length())
-    rows = np.zeros((room, *batches.shape[1:]), batches.dtype)
-    rows[: len(batches)] = batches
-    return _compiled_steps(problem, solver, state, jnp.asarray(rows), jnp.asarray(len(batches)))
+    room = with_room(batches, len(batches))
+    return _compiled_steps(problem, solver, state, jnp.asarray(room), jnp.asarray(len(batches)))
+
+
+def with_room(batches: np.ndarray, most: int) -> np.ndarray:
+    """Return batches with empty ones appended, up to a bucket that ``most`` fit into."""
+    room = np.zeros((max(FEW_STEPS, 1 << (most - 1).bit_length()), *batches.shape[1:]), batches.dtype)
+    room[: len(batches)] = batches
+    return room
+
+
+def run_side_by_side(problem: Problem, solvers: list[Solver], states: list[State], batches: Array) -> State:
+    """Return several states, stacked, after the same batches; the solvers differ in real-valued settings only."""
+    return _run_side_by_side(problem, _stacked([traced(solver) for solver in solvers]), _stacked(states), batches)
 
 
 @eqx.filter_jit
-def run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
-    """Return several states after the same batches; ``solvers`` and ``states`` are stacked."""
+def _run_side_by_side(problem: Problem, solvers: Solver, states: State, batches: Array) -> State:
     arrays, rest = eqx.partition(solvers, eqx.is_array)
     return jax.vmap(lambda some, state: steps(problem, eqx.combine(some, rest), state, batches, len(batches)))(
         arrays, states
     )
 
 
-def side_by_side(solvers: list[Solver]) -> Any:
-    """Return solvers that differ in real-valued settings only as one, with these stacked."""
-    return stacked([traced(solver) for solver in solvers])
-
-
-def stacked(trees: list[Any]) -> Any:
+def _stacked(trees: list[Any]) -> Any:
     """Return pytrees of the same structure as one, arrays stacked."""
-    return jax.tree.map(lambda *leaves: jax.numpy.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees)
 
 
 def visited(
@@ -138,11 +132,6 @@ def folded(function: Any, told: Any, own: PyTree) -> PyTree:
     return add(jax.vmap(lambda kept: function(told, kept))(own))
 
 
-def init_shard_states(problem: Problem, solver: Solver, lam: Array, local: PyTree) -> PyTree:
-    """Return the shard states of all shards before their first visit."""
-    return jax.vmap(lambda phi: solver.init_shard_state(problem, lam, phi, None), axis_size=problem.n_shards)(local)
-
-
 # All texts that compiled programs may write into the trace: each is a bit there. This library's own are listed, so that
 # a program that another process has traced means the same ones.
 NOTES = ["consensus initialization", "warm-up did not improve the objective"]
@@ -163,12 +152,10 @@ class TracedShards(Shards):
 
     def sum(self, fn: ShardFn, broadcast: Any, subset: np.ndarray | None = None) -> PyTree:
         """Return the sum of ``fn`` over shards; scalars are added with twice the digits."""
-
-        def one(phi: PyTree, shard: PyTree) -> PyTree:
-            return fn(self.problem, broadcast, phi, None, shard)
-
         batch = None if subset is None else jnp.asarray(subset)
-        found = self.problem.map_shards(one, self.state.local, batch)
+        found = self.problem.map_shards(
+            lambda phi, shard: fn(self.problem, broadcast, phi, None, shard), self.state.local, batch
+        )
         return jax.tree.map(lambda leaf: precise_sum(leaf)[0] if leaf.ndim == 1 else leaf.sum(0), found)
 
     def sum_states(self, fn: ShardStateFn, broadcast: Any) -> PyTree:
@@ -179,9 +166,6 @@ class TracedShards(Shards):
         """Change what is the shards'."""
         local, own, _ = visited(self.problem, fn, broadcast, self.state.local, self.state.own, None)
         self.state = self.state._replace(local=local, own=own)
-
-    def drop_states(self) -> None:
-        """Do nothing: a program has no use for it."""
 
     def reset(self) -> None:
         """Set the local variables to those at the start."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,18 +12,18 @@ import numpy as np
 from tqdm import tqdm
 
 from pdvi._base.checks import at_least, positive
+from pdvi._base.telling import wanted
 from pdvi._base.types import PyTree
-from pdvi.core.executor import Executor
+from pdvi.core.executor import Executor, HostShards
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.core.solver import Solver, State
 from pdvi.executors.fit_program import MAX_ROWS
 from pdvi.run.checkpoint import Checkpoint, Keeper
-from pdvi.run.program import Tolerances
 from pdvi.run.running import Run
 from pdvi.run.sampling import Sampling
 from pdvi.run.settings import last_step
-from pdvi.run.stopping import flat, settled
+from pdvi.run.stopping import Tolerances, flat, little, settled
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,10 @@ def fit(
         show a progress bar, which says so while the model is being compiled; by default on a terminal only.
     """
     keep = Keeper(checkpoint)
-    callbacks = _functions(callbacks)
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        remedy = "; give it as [function]" if callable(callbacks) else ""
+        msg = f"`callbacks` must be a list of functions that take a Progress, got {callbacks!r}{remedy}."
+        raise TypeError(msg)
     tolerances = Tolerances(tol, abs_tol, grad_tol)
     for name, value in tolerances._asdict().items():
         at_least(name, value)
@@ -137,9 +139,9 @@ def fit(
                 alone = bool(callbacks) or keep.to is not None or not bar.disable  # each log point is looked at
                 max_rows = 1 if alone else MAX_ROWS
                 if not run.rows:
-                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
+                    run.proceed(last, tolerances, max_rows, max_seconds)
                 while (status := _verdict(run, callbacks, last, max_seconds, tolerances)) is Status.RUNNING:
-                    run.proceed(last, tolerances, max_rows=max_rows, max_seconds=max_seconds)
+                    run.proceed(last, tolerances, max_rows, max_seconds)
                     keep.if_due(lambda: run.result(Status.RUNNING))
                     bar.set_description_str("", refresh=False)
                     bar.update(run.step - bar.n)
@@ -171,25 +173,15 @@ def _verdict(
     answers = [callback(progress) for callback in callbacks]
     if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
         return Status.STOPPED
-    quiet = settled(run.rows, tolerances.tol, tolerances.abs_tol)
-    if (quiet and run.at_rest(tolerances)) or flat(run.rows, tolerances.grad_tol):
+    quiet = settled(run.rows, tolerances)
+    if quiet:  # do the derivatives leave as little to gain as the objective's changes say?
+        left = run.solver.remaining_gain(run.problem, HostShards(run.executor, run.state))
+        if little(left, run.rows[-1]["objective"], tolerances):
+            return Status.CONVERGED
+    if flat(run.rows, tolerances.grad_tol):
         return Status.CONVERGED
     if run.step >= last:
         return Status.STALLED if quiet else Status.MAX_EPOCHS
     if max_seconds is not None and run.seconds >= max_seconds:
         return Status.MAX_SECONDS
     return Status.RUNNING
-
-
-def _functions(callbacks: Any) -> tuple[Callable[[Progress], Any], ...]:
-    listed = tuple(callbacks) if isinstance(callbacks, list | tuple) else ()
-    if not isinstance(callbacks, list | tuple) or not all(callable(callback) for callback in listed):
-        remedy = "; give it as [function]" if callable(callbacks) else ""
-        msg = f"`callbacks` must be a list of functions that take a Progress, got {callbacks!r}{remedy}."
-        raise TypeError(msg)
-    return listed
-
-
-def wanted(progress: bool | None) -> bool:
-    """Return whether to show a progress bar: by default on a terminal only."""
-    return sys.stderr.isatty() if progress is None else progress

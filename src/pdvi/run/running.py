@@ -19,24 +19,22 @@ from pdvi.core.model import Bounded, Posterior, offers
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status, load_result
 from pdvi.core.solver import Segment, Solver, State, filled, named, settings_of
-from pdvi.executors.fit_program import Outcome
-from pdvi.run.program import (
-    LARGE_STATE,
-    MIN_ROW_SECONDS,
-    Tolerances,
-    notes_of,
-    numbers_of,
-    rows_at_once,
-    rules_for,
-)
+from pdvi.executors.fit_program import Outcome, Rules, rows_of_batches
 from pdvi.run.safeguard import Safeguard
-from pdvi.run.sampling import Sampling, batches, sampling_for
+from pdvi.run.sampling import Reshuffled, Sampling, batches
 from pdvi.run.settings import batch_size_for, executor_for, lam_from, no_nan, seed_for, solver_for
-from pdvi.run.stopping import little
+from pdvi.run.stopping import Tolerances
 from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
 
 EXPLORING, RESTORED = "exploring", "restored the last good state"  # events of the trace
 WARM = "start.warm"  # in the state of a result: its run started from given local variables
+
+MAX_CALL_SECONDS = 2.0  # of a call of the compiled program, which cannot be interrupted
+LARGE_STATE = 2**27  # bytes of a state from which on no copy of it is kept in the program: a call is one row then
+MIN_ROW_SECONDS = 1e-3  # of a log point, from which on its evaluation is told apart from its steps
+SMALL_SIZE = 2**26  # numbers of data that are worked through in a first call, of which nothing is known
+MAX_STEPS = 2**30  # that a 32-bit integer counts
+WIDER = 1 + 1e-5  # times: the program's tolerances, whose rounding must not decide
 
 
 class SafeguardWarning(UserWarning):
@@ -72,7 +70,8 @@ class Run:
         self.solver = solver.specialize(problem, self.batch_size, warm=self.warm)
         self.segment: Segment | None = None  # the one under way
         self.seed = seed_for(seed, earlier)
-        self.sampling = sampling_for(sampling)
+        sampling = Reshuffled() if sampling is None else sampling
+        self.sampling = instance("sampling", sampling, Sampling, "a way to draw shards such as pdvi.sampling.Uniform()")
         self.executor: Executor = executor_for(executor, problem)
         self.steps_per_epoch = problem.steps_per_epoch(self.batch_size)
         self.stride = max(1, round(positive("log_every", log_every) * self.steps_per_epoch))
@@ -83,11 +82,12 @@ class Run:
         self.rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in records]
         self.seconds: float = self.rows[-1]["seconds"] if self.rows else 0.0
         self.logged = self.state, self.step, self.seconds, len(self.rows)
+        self.is_large = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) > LARGE_STATE
         self.hook_done = False  # the next segment has been begun on the host
         self.in_program = False  # a compiled program goes on from log point to log point
         self.compiled = False  # and has made steps
         self.row_seconds: float | None = None  # of a log point in its last call, evaluation included
-        self.evaluation_seconds: float | None = None
+        self.evaluation_seconds: float | None = None  # in the compiled program, timed where log points take long
         self.uncounted = 0.0  # seconds of calls that made no steps
         self.failed = False
         # the method has no penalty to increase: its objective may rise and fall
@@ -131,18 +131,10 @@ class Run:
         no_nan(earlier.state)
         what = "the solver's state in `start`"
         good = {name.removeprefix("good."): value for name, value in earlier.state.items() if name.startswith("good.")}
-        state = template._replace(
-            server=filled(template.server, earlier.state, "server", what),
-            own=filled(template.own, earlier.state, "own", what),
-        )
+        newest = {name: value for name, value in earlier.state.items() if not name.startswith(("good.", WARM))}
+        state = filled(template._replace(local=None), newest, what)._replace(local=template.local)
         state = self._at(state, known=known)
-        if not good:
-            return state, state
-        return state, State(
-            filled(template.server, good, "server", what),
-            filled(template.local, good, "local", what),
-            filled(template.own, good, "own", what),
-        )
+        return state, filled(template, good, what) if good else state
 
     def _at(self, state: State, *, known: bool = False) -> State:
         """Return a state of an earlier moment with shards that fit it; ``known``: their local variables do already."""
@@ -158,8 +150,7 @@ class Run:
 
     def advance(self, last: int) -> None:
         """Run the steps up to the next log point."""
-        stop = min(last, (self.step // self.stride + 1) * self.stride)
-        drawn = batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size)
+        drawn = self.next_batches(last)
         began = time.perf_counter()
         while len(drawn):
             segment = self.next_segment()
@@ -169,6 +160,11 @@ class Run:
             self.step += done
         self.seconds += time.perf_counter() - began
 
+    def next_batches(self, last: int, max_rows: int = 1) -> np.ndarray:
+        """Return the batches of the steps up to the next log points, of at least one."""
+        stop = max(self.step + 1, min(last, (self.step // self.stride + max_rows) * self.stride))
+        return batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size)
+
     def next_segment(self) -> Segment:
         """Let the solver change the state where a segment has ended, and return the next one."""
         shards = HostShards(self.executor, self.state)
@@ -176,143 +172,125 @@ class Run:
         self.state = shards.state
         return self.segment
 
-    def proceed(
-        self,
-        last: int,
-        tolerances: Tolerances = Tolerances(),  # noqa: B008 (immutable)
-        *,
-        max_rows: int = 1,
-        max_seconds: float | None = None,
-    ) -> None:
+    def proceed(self, last: int, tolerances: Tolerances, max_rows: int, max_seconds: float | None) -> None:
         """Add at least one row to the trace: that of the start, and then steps up to the next log points.
 
         In memory a compiled program goes on until a tolerance is reached, or something is wrong.
         """
-        if self.executor.runs_to_stop:
-            self.in_program, n_rows = True, len(self.rows)
-            while len(self.rows) == n_rows:
-                left = None if max_seconds is None else max_seconds - self.seconds
-                self._run_program(last, tolerances, min(max_rows, self._rows_at_once(tolerances, left)))
+        if not self.executor.runs_to_stop:
+            if self.rows:
+                self.advance(last)
+            self.log()
+            self.guard()
             return
-        if self.rows:
-            self.advance(last)
-        self.log()
-        self.guard()
+        self.in_program, n_rows = True, len(self.rows)
+        while len(self.rows) == n_rows:
+            left = None if max_seconds is None else max_seconds - self.seconds
+            self._run_program(last, tolerances, min(max_rows, self._max_rows(tolerances, left)))
 
-    def _rows_at_once(self, tolerances: Tolerances, left: float | None) -> int:
-        if self._is_large:
+    def _max_rows(self, tolerances: Tolerances, left: float | None) -> int:
+        """Return for how many log points the program may run: not for long, nor far beyond the ``left`` seconds.
+
+        It compares rows with the one before; where rows are less than an epoch apart only the host knows which to
+        compare.
+        """
+        if self.is_large or (self.stride < self.steps_per_epoch and any(tolerances)):
             return 1
-        return rows_at_once(self.problem, self.batch_size, self.stride, tolerances, self.row_seconds, left)
-
-    @property
-    def _is_large(self) -> bool:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)) > LARGE_STATE
+        most = rows_of_batches(self.stride, self.batch_size)
+        if self.row_seconds is None:
+            numbers = sum(leaf.size for leaf in jax.tree.leaves(self.problem.shards))
+            work = numbers * most * max(1.0, self.stride * self.batch_size / self.problem.n_shards)
+            return most if work <= SMALL_SIZE and left is None else 1
+        seconds = MAX_CALL_SECONDS if left is None else min(MAX_CALL_SECONDS, 0.5 * left)
+        return int(min(most, max(1.0, seconds / self.row_seconds)))
 
     def _run_program(self, last: int, tolerances: Tolerances, max_rows: int) -> None:
         """Run the compiled program once, and add the rows that it has written to the trace."""
         began, first_step = time.perf_counter(), self.step
         solver = self.solver if self.segment is None else self.segment.solver
         pending = self.executor.events()
-        stop = min(last, (self.step // self.stride + max_rows) * self.stride)
-        end = self._call_program(solver, self.rows, tolerances, stop, last, max_rows)
+        end = self._call_program(solver, self.rows, tolerances, last, max_rows)
         self.state, self.step, self.hook_done = end.state, end.step, False
         self.good = self.good if end.good is None else end.good
-        seconds, n_rows = time.perf_counter() - began, len(end.rows.step)
-        if n_rows and self.step > first_step:
+        seconds, n_rows, n_steps = time.perf_counter() - began, len(end.rows), end.step - first_step
+        if n_rows and n_steps:
             self.row_seconds = seconds / n_rows if self.compiled else None  # not of the first call, which compiles
             self.compiled = True
-            seconds = max(0.1 * seconds, seconds - n_rows * self._evaluation_seconds(seconds / n_rows))
+            if self.evaluation_seconds is None and seconds / n_rows > MIN_ROW_SECONDS:
+                began = time.perf_counter()
+                self._measured()
+                self.evaluation_seconds = time.perf_counter() - began
+            seconds = max(0.1 * seconds, seconds - n_rows * (self.evaluation_seconds or 0.0))
         seconds, self.uncounted = seconds + self.uncounted, 0.0
-        if self.step == first_step:  # compiled, and no step made: counted with the first
+        if not n_steps:  # compiled, and no step made: counted with the first
             seconds, self.uncounted = 0.0, seconds
-        self._add_rows(end, solver, pending, first_step, seconds)
-        self.seconds += seconds
+        began_at = self.seconds
+        for i, (step, numbers, notes) in enumerate(end.rows):
+            self.seconds = began_at + seconds * (step - first_step) / max(1, n_steps)
+            self._add_row(step, numbers, [*([EXPLORING] if solver.is_warmup else []), *notes, *pending])
+            pending = []
+            if i < n_rows - 1 or step < end.step:
+                self._judge()
+        self.seconds = began_at + seconds
+        for text in pending:
+            self.executor.tell(text)  # no row yet
+        if n_rows and self.rows[-1]["step"] == end.step:
+            self.logged = self.state, self.step, self.seconds, len(self.rows)
+            self.guard()
         if end.needs_host:
             began = time.perf_counter()
             self.next_segment()
             self.hook_done = True
             self.seconds += time.perf_counter() - began
 
-    def _evaluation_seconds(self, row_seconds: float) -> float:
-        """Return how long an evaluation takes in the compiled program: one is timed, where rows take long enough."""
-        if self.evaluation_seconds is None and row_seconds > MIN_ROW_SECONDS:
-            began = time.perf_counter()
-            self._measured()
-            self.evaluation_seconds = time.perf_counter() - began
-        return self.evaluation_seconds or 0.0
-
     def _call_program(
-        self,
-        solver: Solver,
-        rows: list[dict[str, Any]],
-        tolerances: Tolerances,
-        stop: int,
-        last: int,
-        max_rows: int,
+        self, solver: Solver, rows: list[dict[str, Any]], tolerances: Tolerances, last: int, max_rows: int
     ) -> Outcome:
-        """Return where the compiled program has come to after ``rows``; it has batches up to ``stop``."""
-        stop = max(stop, self.step + 1)
-        rules = rules_for(
-            rows,
-            self.safeguard,
-            tolerances,
+        """Return where the compiled program has come to after ``rows``; without any it begins with that of the start.
+
+        It looks at changes from one row to the next.
+        """
+        previous = rows[-1]["objective"] if rows else np.nan
+        is_small = len(rows) > 1 and abs(previous - rows[-2]["objective"]) < tolerances.of(rows[-2]["objective"])
+        rules = Rules(
             step=self.step,
-            last=last,
+            last=min(last, MAX_STEPS),
             stride=self.stride,
             max_rows=max_rows,
+            at_start=not rows,
             hook_done=self.hook_done,
+            tol=WIDER * tolerances.tol,
+            abs_tol=WIDER * tolerances.abs_tol,
+            grad_tol=WIDER * tolerances.grad_tol,
+            grad_limit=WIDER * tolerances.grad_tol * rows[0]["grad_norm"] if rows else 0.0,
+            previous=previous,
+            n_small=int(is_small),
+            best=self.safeguard.best,
             lower_bound=self.bound,
+            slack=0.5 * Safeguard.slack,
             may_rise=self.may_rise,
         )
-        return self.executor.run_to_stop(
-            solver,
-            self.state,
-            None if self._is_large else self.good,
-            batches(self.sampling, self.seed, self.step, stop, self.problem.n_shards, self.batch_size),
-            rules,
-        )
-
-    def _add_rows(self, end: Outcome, solver: Solver, pending: list[str], first_step: int, seconds: float) -> None:
-        """Add the rows that the compiled program has written; ``seconds`` are spread over its steps."""
-        taken, n_rows = max(1, end.step - first_step), len(end.rows.step)
-        for i, step in enumerate(end.rows.step.tolist()):
-            at = {
-                "step": step,
-                "epoch": step / self.steps_per_epoch,
-                "seconds": self.seconds + seconds * (step - first_step) / taken,
-            }
-            event = "; ".join([*([EXPLORING] if solver.is_warmup else []), *notes_of(end, i), *pending])
-            pending = []
-            self.rows.append({**at, **numbers_of(self.problem, end, i), "event": event})
-            self._check_start(self.rows[-1])
-            if i < n_rows - 1 or step < end.step:
-                self._judge(self.rows[-1])
-        for text in pending:
-            self.executor.tell(text)  # no row yet
-        if n_rows and self.rows[-1]["step"] == end.step:
-            self.logged = self.state, self.step, self.seconds + seconds, len(self.rows)
-            self.guard()
+        good = None if self.is_large else self.good
+        return self.executor.run_to_stop(solver, self.state, good, self.next_batches(last, max_rows), rules)
 
     def log(self, event: str = "") -> None:
         """Evaluate the state and add a row to the trace."""
         measured = self._measured() if self.in_program else self.executor.evaluate(self.state, self.solver)
         if not event and self.exploring:
             event = EXPLORING
-        epoch = self.step / self.steps_per_epoch
-        event = "; ".join([event, *self.executor.events()] if event else self.executor.events())
-        self.rows.append({"step": self.step, "epoch": epoch, "seconds": self.seconds, **measured, "event": event})
+        self._add_row(self.step, measured, [*([event] if event else []), *self.executor.events()])
         self.logged = self.state, self.step, self.seconds, len(self.rows)
-        self._check_start(self.rows[-1])
 
     def _measured(self) -> dict[str, float]:
         """Return what the compiled program says of the state as it is: the same bits as in other rows."""
-        end = self._call_program(self.solver, [], Tolerances(), self.step + 1, self.step + 1, 1)
-        return numbers_of(self.problem, end, 0)
+        return self._call_program(self.solver, [], Tolerances(), self.step + 1, 1).rows[0][1]
 
-    def _check_start(self, row: dict[str, Any]) -> None:
-        if row["step"] == 0 and not np.isfinite(row["objective"]):
-            msg = f"the objective at the start is {row['objective']}; give another `start`."
+    def _add_row(self, step: int, numbers: dict[str, float], events: list[str]) -> None:
+        if step == 0 and not np.isfinite(numbers["objective"]):
+            msg = f"the objective at the start is {numbers['objective']}; give another `start`."
             raise ValueError(msg)
+        at = {"step": step, "epoch": step / self.steps_per_epoch, "seconds": self.seconds}
+        self.rows.append({**at, **numbers, "event": "; ".join(events)})
 
     @property
     def exploring(self) -> bool:
@@ -340,21 +318,16 @@ class Run:
                 self.state = self._at(self.state)
                 self.log("interrupted: the last logged state, its local variables rebuilt from the data")
 
-    def at_rest(self, tolerances: Tolerances) -> bool:
-        """Return whether the derivatives at the newest state leave as little to gain as the objective's changes say."""
-        left = self.solver.remaining_gain(self.problem, HostShards(self.executor, self.state))
-        return little(left, self.rows[-1]["objective"], tolerances.tol, tolerances.abs_tol)
-
-    def _judge(self, row: dict[str, Any]) -> str | None:
-        """Return what the safeguard says of a row."""
-        if row["event"].startswith(EXPLORING):
+    def _judge(self) -> str | None:
+        """Return what the safeguard says of the newest row."""
+        if self.rows[-1]["event"].startswith(EXPLORING):
             self.safeguard = Safeguard()  # what explores may rise; judged is what comes after
-        return self.safeguard.judge(row["epoch"], row["objective"])
+        return self.safeguard.judge(self.rows[-1]["epoch"], self.rows[-1]["objective"])
 
     def guard(self) -> None:
         """Go back to the last good state if the newest objective shows that the run went wrong."""
         epoch, objective = self.rows[-1]["epoch"], self.rows[-1]["objective"]
-        trouble = self._judge(self.rows[-1])
+        trouble = self._judge()
         impossible = objective < self.bound
         if impossible:
             trouble = f"the objective is below {self.bound:g}, the least that the model says it can be"
@@ -385,11 +358,11 @@ class Run:
         """Return what the run has reached; with the last good state while it is another."""
         is_checkpoint = status is Status.RUNNING  # without local variables that are rebuilt from the data
         local = None if is_checkpoint and self.executor.remote else self.executor.local_params(self.state)
-        state = {**named(self.state.server, "server"), **named(self.state.own, "own")}
+        state = named(self.state._replace(local=None))
         if self.warm:
             state[WARM] = np.asarray(True)
         if self.good is not self.state:
-            state |= {f"good.{name}": value for name, value in _all_named(self.good).items()}
+            state |= {f"good.{name}": value for name, value in named(self.good).items()}
         return Result(
             global_params=self.problem.unravel(np.asarray(self.state.lam)),
             local_params=local,
@@ -403,7 +376,3 @@ class Run:
             data=self.data,
             problem=self.problem if offers(self.problem.model, Posterior) else None,
         )
-
-
-def _all_named(state: State) -> dict[str, np.ndarray]:
-    return {**named(state.server, "server"), **named(state.local, "local"), **named(state.own, "own")}

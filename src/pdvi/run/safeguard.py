@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 
 
+@dataclass
 class Safeguard:
     """Watches the objective: non-finite, rising, or far above its best for several epochs, means D was too small.
 
@@ -12,15 +16,16 @@ class Safeguard:
     (`recover`: D times 4, h rebuilt from the duals), at most ``tries`` times.
     """
 
-    factor = 4.0
-    tries = 5
-    rises = 4  # log points in a row, and at least as many epochs
-    slack = 1e-6  # of the objective, plus 1e-12 of the first: smaller rises are rounding
+    factor: ClassVar[float] = 4.0
+    tries: ClassVar[int] = 5
+    rises: ClassVar[int] = 4  # log points in a row, and at least as many epochs
+    slack: ClassVar[float] = 1e-6  # of the objective, plus 1e-12 of the first: smaller rises are rounding
 
-    def __init__(self) -> None:
-        self.streak = 0
-        self.good_epoch = 0.0
-        self.first = self.best = self.previous = np.inf
+    streak: int = 0  # of log points that rose, or lost what was gained
+    good_epoch: float = 0.0
+    first: float = np.inf
+    best: float = np.inf
+    previous: float = np.inf
 
     def judge(self, epoch: float, objective: float) -> str | None:
         """The reason to go back, or None."""

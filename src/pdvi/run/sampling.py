@@ -6,11 +6,10 @@ A draw depends on the seed and the epoch alone, so that a resumed run sees what 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from pdvi._base.checks import instance
 from pdvi.core.problem import steps_per_epoch
 
 
@@ -43,14 +42,6 @@ class Reshuffled:
         """Return the batches of one epoch."""
         order = np.random.default_rng([seed, epoch]).permutation(n_shards)
         return np.resize(order, (steps_per_epoch(n_shards, batch_size), batch_size))
-
-
-def sampling_for(sampling: Any) -> Sampling:
-    """Return how to draw; by default every epoch in a new random order."""
-    if sampling is None:
-        return Reshuffled()
-    wanted = "a way to draw shards such as pdvi.sampling.Uniform()"
-    return instance("sampling", sampling, Sampling, wanted)
 
 
 @dataclass(frozen=True)

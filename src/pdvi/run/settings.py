@@ -16,6 +16,7 @@ from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.result import Result
 from pdvi.core.solver import Solver
 from pdvi.executors import Dask, Disk, Memory
+from pdvi.executors.dask import import_distributed
 from pdvi.solvers import SOLVERS
 
 METHODS = {name.lower(): solver for name, solver in SOLVERS.items()} | {"memoized": SOLVERS["MemoizedVB"]}
@@ -23,42 +24,34 @@ METHODS = {name.lower(): solver for name, solver in SOLVERS.items()} | {"memoize
 
 def solver_for(solver: Any) -> Solver:
     """Return the solver, which may be given by name: "p2dvi", or "P2DVI"."""
-    if isinstance(solver, str):
-        return METHODS[_known("solver", solver, tuple(METHODS))]
-    return instance("solver", solver, Solver, "a solver such as pdvi.P2DVI(), or its name", _instead_of(solver))
+    return _made("solver", solver, METHODS, Solver, "a solver such as pdvi.P2DVI(), or its name")
 
 
 def executor_for(executor: Any, problem: Problem) -> Executor:
     """Return the executor, which may be given by name; by default the one that suits where the shards are."""
     if executor is None:
         return Memory() if problem.store is None else Disk()
-    if isinstance(executor, str):
-        return PLACES[_known("executor", executor, tuple(PLACES))]()
     wanted = "an executor such as pdvi.Memory() or pdvi.Disk(), or its name"
-    return instance("executor", executor, Executor, wanted, _instead_of(executor))
+    found = _made("executor", executor, PLACES, Executor, wanted)
+    return found() if isinstance(executor, str) else found
 
 
-def _known(name: str, value: str, options: tuple[str, ...]) -> str:
-    known = value.lower().replace("-", "")  # "P2D-VI" is what the paper writes
-    if known not in options:
-        msg = f"`{name}` must be one of {options}, or an object made by hand, got {value!r}."
+def _made(name: str, value: Any, by_name: Mapping[str, Any], kind: Any, wanted: str) -> Any:
+    """Return the object that is given, or the one of a name: "P2D-VI" is what the paper writes."""
+    if not isinstance(value, str):
+        remedy = f"call it: {value.__name__}()" if isinstance(value, type) else ""
+        return instance(name, value, kind, wanted, remedy)
+    known = value.lower().replace("-", "")
+    if known not in by_name:
+        msg = f"`{name}` must be one of {tuple(by_name)}, or an object made by hand, got {value!r}."
         raise ValueError(msg)
-    return known
-
-
-def _instead_of(value: Any) -> str:
-    return f"call it: {value.__name__}()" if isinstance(value, type) else ""
+    return by_name[known]
 
 
 def _dask() -> Executor:
     """Dask with the client that the process has: which cluster to work on is nothing to guess."""
     try:
-        from distributed import default_client
-    except ImportError as error:
-        msg = 'the executor Dask needs dask and distributed; install them with: pip install "pdvi[dask]"'
-        raise ImportError(msg) from error
-    try:
-        return Dask(default_client())
+        return Dask(import_distributed().default_client())
     except ValueError as error:
         msg = "`executor='dask'` needs a client, and there is none; give pdvi.Dask(distributed.Client(address))."
         raise ValueError(msg) from error
@@ -110,13 +103,14 @@ def lam_from(problem: Problem, start: Any) -> jax.Array:
         msg = f"`start` must have the blocks {[name for name, _ in problem.blocks]}, got {found}."
         raise ValueError(msg)
     for name, shape in problem.blocks:
-        if np.asarray(start[name]).dtype.kind not in "fiub":
+        value = np.asarray(start[name])
+        if value.dtype.kind not in "fiub":
             msg = f"`start` of block {name!r} must hold numbers, got {start[name]!r}."
             raise ValueError(msg)
-        if np.shape(start[name]) != shape:
-            msg = f"`start` of block {name!r} must have shape {shape}, got {np.shape(start[name])}."
+        if value.shape != shape:
+            msg = f"`start` of block {name!r} must have shape {shape}, got {value.shape}."
             raise ValueError(msg)
-        if not np.isfinite(np.asarray(start[name])).all():
+        if not np.isfinite(value).all():
             msg = f"`start` must be finite: block {name!r} has NaN or infinite values."
             raise ValueError(msg)
     return problem.ravel({name: jnp.asarray(value, jnp.result_type(float)) for name, value in start.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,18 @@ from pdvi.core.solver import RemainingGain
 
 NATS = 0.02  # of evidence: no conclusion depends on less
 Rows = list[dict[str, Any]]  # of the trace
+
+
+class Tolerances(NamedTuple):
+    """The tolerances of `pdvi.fit`."""
+
+    tol: float = 0.0
+    abs_tol: float = 0.0
+    grad_tol: float = 0.0
+
+    def of(self, objective: float) -> float:
+        """Return how much an objective may change from one log point to the next when a run has settled."""
+        return self.tol * abs(objective) + self.abs_tol
 
 
 def flat(rows: Rows, grad_tol: float) -> bool:
@@ -21,8 +33,8 @@ def flat(rows: Rows, grad_tol: float) -> bool:
     return bool(abs(values[-1] - values[-2]) <= grad_tol * np.ptp(values[np.isfinite(values)]))
 
 
-def settled(rows: Rows, tol: float, abs_tol: float = 0.0) -> bool:
-    """Return whether two changes in a row were below both tolerances' sum, between points at least an epoch apart."""
+def settled(rows: Rows, tolerances: Tolerances) -> bool:
+    """Return whether two changes in a row were below the tolerances, between points at least an epoch apart."""
     points = [rows[-1]]
     for row in reversed(rows):
         if row["event"]:
@@ -31,10 +43,10 @@ def settled(rows: Rows, tol: float, abs_tol: float = 0.0) -> bool:
             points.append(row)
         if len(points) == 3:
             values = [point["objective"] for point in points]
-            return all(abs(a - b) < tol * abs(b) + abs_tol for a, b in pairwise(values))
+            return all(abs(a - b) < tolerances.of(b) for a, b in pairwise(values))
     return False
 
 
-def little(left: RemainingGain, objective: float, tol: float, abs_tol: float = 0.0) -> bool:
+def little(left: RemainingGain, objective: float, tolerances: Tolerances) -> bool:
     """Return whether what is left to gain is below what matters, what rounding hides, and what ``tol`` lets pass."""
-    return bool(left.nats <= max(NATS, left.noise, 0.1 * (tol * abs(objective) + abs_tol)))
+    return bool(left.nats <= max(NATS, left.noise, 0.1 * tolerances.of(objective)))

@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from pdvi._base.atomic import check_path
 from pdvi._base.checks import instance, positive
+from pdvi._base.telling import wanted as bar_wanted
 from pdvi.core.executor import Executor
 from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result
 from pdvi.core.solver import Solver, settings_of
-from pdvi.executors.steps import run_side_by_side, side_by_side, stacked
-from pdvi.run.fit import wanted as bar_wanted
+from pdvi.executors.steps import run_side_by_side
 from pdvi.run.running import Run
-from pdvi.run.sampling import Sampling, batches
+from pdvi.run.sampling import Sampling
 from pdvi.run.settings import last_step, solver_for
 
 Settings = dict[str, float]
@@ -103,7 +103,10 @@ def tune(
     instance("problem", problem, Problem, "a pdvi.Problem")
     solver = solver_for(solver)
     grids = _grids(problem, solver, space)
-    _check_trials(trials, grids)
+    least = max(map(len, grids.values()))
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < least:
+        msg = f"`trials` must be a whole number of at least the length of the coarse grid ({least}), got {trials!r}."
+        raise ValueError(msg)
     positive("max_epochs", max_epochs)
     start = start.point if isinstance(start, Result) else start  # a start, never a run to continue
     new_run = partial(
@@ -123,7 +126,7 @@ def tune(
     limit = VECTORISED["cpu" if jax.default_backend() == "cpu" else "other"]
     is_small = sum(leaf.nbytes for leaf in jax.tree.leaves(first.state)) <= limit
     vectorise = executor is None and is_small if vectorise is None else vectorise
-    longest = max(map(len, grids.values())) if vectorise else None
+    longest = least if vectorise else None
     if vectorise and executor is not None:
         msg = f"`vectorise` must be left out or False with an `executor`, got {vectorise!r}."
         raise ValueError(msg)
@@ -214,8 +217,7 @@ def _advance_together(runs: list[Run], last: int) -> None:
     them are run one by one.
     """
     one = runs[0]
-    stop = min(last, (one.step // one.stride + 1) * one.stride)
-    drawn = batches(one.sampling, one.seed, one.step, stop, one.problem.n_shards, one.batch_size)
+    drawn = one.next_batches(last)
     while len(drawn):
         segments = [run.next_segment() for run in runs]
         count = segments[0].n_steps
@@ -224,8 +226,8 @@ def _advance_together(runs: list[Run], last: int) -> None:
             raise ValueError(msg)
         states = run_side_by_side(
             one.problem,
-            side_by_side([segment.solver for segment in segments]),
-            stacked([run.state for run in runs]),
+            [segment.solver for segment in segments],
+            [run.state for run in runs],
             jnp.asarray(drawn[:count]),
         )
         for number, run in enumerate(runs):
@@ -321,13 +323,6 @@ def _grids(problem: Problem, solver: Solver, space: Any) -> dict[str, tuple[floa
         msg = "`space` must name at least one setting, got none."
         raise ValueError(msg)
     return grids
-
-
-def _check_trials(trials: int, grids: dict[str, tuple[float, ...]]) -> None:
-    least = max(map(len, grids.values()))
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < least:
-        msg = f"`trials` must be a whole number of at least the length of the coarse grid ({least}), got {trials!r}."
-        raise ValueError(msg)
 
 
 def with_settings(problem: Problem, solver: Solver, settings: Settings) -> Any:

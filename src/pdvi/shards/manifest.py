@@ -1,7 +1,7 @@
 """The manifest of a store: what a shard looks like, and the checksums of everything, its own included.
 
-A manifest comes from a file that may be damaged or made by somebody else. So every field is judged before it is used,
-and what is wrong is a ValueError that names the field.
+The file may be damaged or made by somebody else, so every field is checked before it is used; what is wrong is a
+ValueError that names the field.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class AdaptivePenalty(Wrapper):
 
     def _init_by_newton(self, problem: Problem, shards: Shards) -> None:
         """Go near an optimum of some shards, with D and duals as they are there."""
-        shards.drop_states()  # all of them will be new, and without them one program serves
+        shards.state = shards.state._replace(own=None)  # all will be new, and without them one program serves
         server, subset = shards.server, curvature_shards(problem)
         optimize = OptimizeLocals(self.independent_rows)
         reader = After(optimize, Profile(self.full, self.independent_rows))

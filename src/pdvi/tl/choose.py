@@ -15,12 +15,12 @@ from pdvi import metrics
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of, say
 from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
 from pdvi._base.checks import instance, whole
+from pdvi._base.telling import wanted
 from pdvi.mixtures.checks import check_coupling, check_graph
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
-from pdvi.run.fit import wanted
 from pdvi.spatial.n_domains import Track, fit_candidates
 from pdvi.spatial.views import VIEWS
 from pdvi.tl.held_out import Halves, components_of
