@@ -23,6 +23,7 @@ from jax.scipy.special import xlogy
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
+from pdvi.models.closed_forms import probabilities, safe_log
 
 SHIFT = 4  # from where on five terms of Stirling's series leave less than 1e-9
 ROUNDS = 10  # Newton steps in a visit, at most
@@ -115,12 +116,11 @@ class CountMixtureModel(eqx.Module):
 
     def to_unconstrained(self, local: Array) -> Array:
         """Return responsibilities as logits."""
-        return jnp.log(jnp.maximum(local, jnp.finfo(local.dtype).tiny))
+        return safe_log(local)
 
     def from_unconstrained(self, x: Array, shard: Shard) -> Array:
-        """Return the inverse of `to_unconstrained`; a floor keeps slopes finite."""
-        phi = jnp.maximum(jax.nn.softmax(x, axis=1), jnp.finfo(x.dtype).tiny)
-        return jnp.where(shard["mask"][:, None] > 0, phi, 0)
+        """Return the inverse of `to_unconstrained`."""
+        return probabilities(x, shard)
 
     def _members(self, phi: Array, shard: Shard) -> Array:
         """Rows of every component, the prior's included."""
