@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -105,7 +107,7 @@ def log_variance(a: Array, half: Array, centre: Array, dual: Array, penalty: Arr
     return jnp.where(penalty > 0, t + jnp.log(safe / a), unpenalized)
 
 
-def weight_loss(log_weight: Array, present: Array, n_rows: Array) -> Array:
+def weight_loss(log_weight: Array, present: Any, n_rows: Array) -> Array:
     """Return what log weights cost: the bound log sum exp <= sum exp - 1 for every row, and a weak prior.
 
     The bound is separable, and tight where the weights add up to 1. The prior is 0 where they are equal.
@@ -117,7 +119,7 @@ def weight_loss(log_weight: Array, present: Array, n_rows: Array) -> Array:
 
 
 def weight_step(
-    mass: Array, present: Array, n_rows: Array, fraction: Array, centre: Array, dual: Array, penalty: Array
+    mass: Array, present: Any, n_rows: Array, fraction: Array, centre: Array, dual: Array, penalty: Array
 ) -> Array:
     """Return the log weights that are best for a shard with these masses, the terms of Algorithm 1 added."""
     prior = fraction * PRIOR_COUNT * present

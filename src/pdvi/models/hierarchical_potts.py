@@ -11,7 +11,7 @@ left out, neighbors in other patches are read from the halo, and a cut edge coun
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -90,7 +90,7 @@ class HierarchicalPottsModel(eqx.Module):
         w = shard["fraction"]
         value += w * dirichlet.divergence(globals_["log_concentration"], self.prior_concentration).sum()
         if self.learn_weight:
-            value += w * weight_loss(globals_["domain_log_weight"], self._present, self.n_rows)
+            value += w * weight_loss(globals_["domain_log_weight"], np.ones(len(self.log_weight)), self.n_rows)
         return value + self.types.expected_loss(globals_, statistics.types)
 
     def local_step(self, local: Locals, globals_: Globals, shard: Shard) -> Locals:
@@ -127,7 +127,7 @@ class HierarchicalPottsModel(eqx.Module):
         globals_["log_concentration"] = step
         if self.learn_weight:
             mass, parts = statistics.counts.sum(1), (part["domain_log_weight"] for part in augmentation)
-            globals_["domain_log_weight"] = weight_step(mass, self._present, self.n_rows, w, *parts)
+            globals_["domain_log_weight"] = weight_step(mass, np.ones(len(mass), bool), self.n_rows, w, *parts)
         return globals_
 
     def curvature(self, local: Locals, globals_: Globals, shard: Shard) -> Globals:
@@ -170,10 +170,6 @@ class HierarchicalPottsModel(eqx.Module):
     def from_unconstrained(self, x: Locals, shard: Shard) -> Locals:
         """Return the probabilities of logits."""
         return jax.tree.map(lambda leaf: probabilities(leaf, shard), x)
-
-    @property
-    def _present(self) -> Any:
-        return np.ones(self.log_weight.shape, bool)
 
     def _logarithms(self) -> list[str]:
         return ["log_concentration", *(["domain_log_weight"] if self.learn_weight else [])]

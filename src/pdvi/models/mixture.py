@@ -119,9 +119,7 @@ class MixtureModel(eqx.Module):
         return globals_
 
     def init_local(self, key: Array, shard: Shard) -> Any:
-        """Return the probabilities ``init`` of the shard, or equal ones."""
-        if "init" in shard:
-            return masked(shard["init"], shard)
+        """Return equal probabilities."""
         equal = self.present / self.present.sum()
         return masked(jnp.broadcast_to(equal, (len(shard["x"]), len(equal))), shard)
 
