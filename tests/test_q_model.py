@@ -13,6 +13,7 @@ from scipy import special, stats
 
 import pdvi
 from pdvi import q
+from pdvi.q.model import row_sizes, row_total
 from pdvi.shards.stacking import take
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -361,11 +362,9 @@ def test_sums_over_rows_within_rows_are_refused():
 
 def test_terms_of_several_levels_are_each_masked():
     shard = {"mask": np.array([1.0, 0.0]), "mask2": np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), "fraction": 0.5}
-    from pdvi.q import rows
-
     terms = (np.array([3.0, 5.0]), np.full((2, 3), 7.0), np.full((2, 3, 2), 11.0))
-    assert float(rows.total("terms", terms, shard)) == 3 + 7 + 22
-    assert rows.sizes(shard, 2) == (2, 3)
+    assert float(row_total("terms", terms, shard)) == 3 + 7 + 22
+    assert row_sizes(shard, 2) == (2, 3)
 
 
 @pytest.mark.slow

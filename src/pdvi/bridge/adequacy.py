@@ -34,7 +34,11 @@ def check_draws(problem: Problem, result: Result, *, seed: int = 1) -> pd.DataFr
     )
     again = fit(doubled, P2DVI(), start=result.point)
     shift, log_ratio = _changes(result.global_params, again.global_params)
-    names = [_name(site.name, place) for site in model.density.globals_ for place in np.ndindex(*site.shape)]
+    names = [
+        f"{site.name}[{', '.join(map(str, place))}]" if place else site.name
+        for site in model.density.globals_
+        for place in np.ndindex(*site.shape)
+    ]
     rows = dict(zip(names, zip(np.abs(shift).tolist(), np.exp(log_ratio).tolist())))
     if model.density.locals_:
         there = np.asarray(problem.shards["weight"]) > 0
@@ -51,8 +55,3 @@ def _changes(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> tup
     """By how many standard deviations means moved, and the logarithm of what standard deviations were multiplied by."""
     shift = np.asarray(after["mean"] - before["mean"], float) / np.exp(np.asarray(before["log_sd"], float))
     return shift, np.asarray(after["log_sd"] - before["log_sd"], float)
-
-
-def _name(site: str, place: tuple[int, ...]) -> str:
-    """The name of an unknown: "slope[0]"."""
-    return f"{site}[{', '.join(map(str, place))}]" if place else site

@@ -15,8 +15,8 @@ from pdvi.bridge.checks import check_rows, probed, row_axes
 from pdvi.bridge.density import Density
 from pdvi.bridge.draws import both, global_draws, local_draws, number_of_draws
 from pdvi.bridge.model import NumPyroModel
-from pdvi.bridge.rows import Arguments, dealt, padded, sorted_out
-from pdvi.bridge.sites import Function, Structure, check_structure, size_of, structure_of
+from pdvi.bridge.rows import Arguments, padded, sorted_out
+from pdvi.bridge.sites import Function, Structure, check_structure, structure_of
 from pdvi.core.problem import Problem
 
 ROWS, SHARDS = 250, 20  # of a shard at least, and shards at most, where their number is not given
@@ -98,21 +98,21 @@ def with_draws(density: Density, shards: dict[str, Any], draws: int, rng: np.ran
 
 
 def _density(function: Function, arguments: Arguments, everything: Structure, part: Structure, plate: str) -> Density:
-    globals_ = part.latent(plate, inside=False)
-    if size_of(globals_, None) == 0:
-        msg = f"`model` must have unknowns outside the plate {plate!r}: else its rows share nothing; give one a prior."
-        raise ValueError(msg)
-    return Density(
+    density = Density(
         function=function,
         plate=plate,
         ragged=_ragged(everything, arguments, plate),
-        globals_=globals_,
+        globals_=part.latent(plate, inside=False),
         locals_=part.latent(plate, inside=True),
         observed=part.observed(plate),
         deterministic=row_axes(everything, part),
         plain=tuple(arguments.plain.items()),
         constants=arguments.constants,
     )
+    if density.n_global == 0:
+        msg = f"`model` must have unknowns outside the plate {plate!r}: else its rows share nothing; give one a prior."
+        raise ValueError(msg)
+    return density
 
 
 def _ragged(structure: Structure, arguments: Arguments, plate: str) -> str | None:
@@ -134,7 +134,11 @@ def _ragged(structure: Structure, arguments: Arguments, plate: str) -> str | Non
 
 
 def _shards(arguments: Arguments, n: int, n_shards: int, rng: np.random.Generator) -> dict[str, Any]:
-    places, there = dealt(rng, n, n_shards)
+    """Rows dealt at random, so that shards are alike however the data is sorted; weight 0 fills the last shard."""
+    per_shard = -(-n // n_shards)
+    slots = np.arange(-(-n // per_shard) * per_shard)
+    places = rng.permutation(n)[np.minimum(slots, n - 1)].reshape(-1, per_shard)
+    there = (slots < n).astype(float).reshape(-1, per_shard)
     by_shard = [{"data": arguments.data(rows), **arguments.mask(rows)} for rows in places]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *by_shard)
     return {**stacked, "weight": there, "fraction": there.sum(1) / n, "row": places.astype(np.int32)}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pdvi._base.types import Array
-from pdvi.bridge.sites import Function, Site, size_of
+from pdvi.bridge.sites import Function, Site
 
 
 class Terms(NamedTuple):
@@ -41,17 +41,23 @@ class Density(eqx.Module):
     @property
     def n_global(self) -> int:
         """Return the number of unknowns outside the plate."""
-        return size_of(self.globals_, None)
+        return sum(math.prod(site.shape) for site in self.globals_)
 
     @property
     def n_local(self) -> int:
         """Return the number of unknowns of a row."""
-        return size_of(self.locals_, self.plate)
+        return sum(math.prod(site.by_row(self.plate)) for site in self.locals_)
 
     def weights(self, shard: Any) -> Array:
         """Return 1 for unknowns of a row and 0 for those that padding made, (rows, locals)."""
-        rows = shard["weight"].shape[0]
-        parts = [self._mask(site, shard).reshape(rows, -1) for site in self.locals_]
+        rows, parts = shard["weight"].shape[0], []
+        for site in self.locals_:
+            there = jnp.ones((rows, *site.by_row(self.plate)))
+            if self.ragged is not None and site.inside(self.ragged):
+                nested = site.axis(self.ragged)
+                nested = nested + 1 if nested < site.axis(self.plate) else nested  # the rows come first here
+                there *= _laid(shard["mask"], there.ndim, 0, nested)
+            parts.append(there.reshape(rows, -1))
         return shard["weight"][:, None] * jnp.concatenate(parts, axis=1)
 
     def terms(self, z: Array, z_local: Array, shard: Any) -> Terms:
@@ -127,15 +133,6 @@ class Density(eqx.Module):
             return value
         there = _laid(shard["mask"], jnp.ndim(value), site.axis(self.plate), site.axis(self.ragged))
         return jnp.where(there > 0, value, jnp.nan)
-
-    def _mask(self, site: Site, shard: Any) -> Array:
-        """Return which unknowns of a local site are there, by row."""
-        shape = (shard["weight"].shape[0], *site.by_row(self.plate))
-        if self.ragged is None or not site.inside(self.ragged):
-            return jnp.ones(shape)
-        nested = site.axis(self.ragged)
-        nested = nested + 1 if nested < site.axis(self.plate) else nested  # the rows come first here
-        return jnp.broadcast_to(_laid(shard["mask"], len(shape), 0, nested), shape)
 
 
 def _laid(mask: Array, ndim: int, rows: int, nested: int) -> Array:

@@ -1,11 +1,10 @@
 """Fixed draws: standard normal numbers that stand for q in every expectation of a fit.
 
 They come in pairs, e and -e, so that odd moments vanish; and, where there are enough of them, their second moments are
-exactly those of q: over all globals, over the locals of a row, and between the two. What is quadratic in the unknowns
-then has its exact expectation, and what is left is an error in the fourth moments. Vectors of a given length have too
-small ones, the same in every row, so that this error does not average out over rows, while posteriors become narrower.
-So the draws of locals are led to the fourth moments of a normal. Those of two locals of a row together are not: rows
-with several have more draws, and the more the more rows there are.
+exactly those of q: over all globals, over the locals of a row, and between the two. What is left is an error in the
+fourth moments, the same in every row, which does not average out over rows, while posteriors become narrower. So the
+draws of locals are led to the fourth moments of a normal. Those of two locals of a row together are not: rows with
+several have more draws, and the more the more rows there are.
 """
 
 from __future__ import annotations
@@ -69,15 +68,10 @@ def both(half: np.ndarray) -> np.ndarray:
 
 def _orthogonal(vectors: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     """Return vectors (rows, k, half) of mean square one, orthogonal to each other and to ``fixed`` if there is room."""
-    rows, k, half = vectors.shape
-    room = k + len(fixed) <= half
-    done: list[np.ndarray] = []
-    for j in range(k):
-        vector = vectors[:, j]
-        if room:
-            for _ in range(2):  # once more, for what rounding left
-                vector = vector - (vector @ fixed.T) @ fixed
-                for other in done:
-                    vector = vector - (vector * other).sum(1, keepdims=True) * other
-        done.append(vector / np.linalg.norm(vector, axis=1, keepdims=True))
-    return np.sqrt(half) * np.stack(done, axis=1) if done else np.zeros((rows, 0, half))
+    half = vectors.shape[2]
+    if vectors.shape[1] + len(fixed) > half:
+        return np.sqrt(half) * vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
+    for _ in range(2):  # once more, for what rounding left
+        vectors = vectors - (vectors @ fixed.T) @ fixed
+    Q, R = np.linalg.qr(vectors.mT)
+    return np.sqrt(half) * (Q * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None]).mT

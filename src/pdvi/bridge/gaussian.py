@@ -1,8 +1,7 @@
 """Normal distributions around a fitted point from which unknowns are drawn, where they have no constraints.
 
-Mean-field: what was fitted. Its standard deviations are too small where unknowns are correlated, since each is that of
-one unknown with the others held. Linear response (Giordano, Broderick and Jordan, 2018) asks instead how the fitted
-means move when the log density is tilted: the covariance is the means' part of the inverse of the Hessian H of the
+Mean-field: what was fitted. Its standard deviations are too small where unknowns are correlated. The covariance of
+linear response (Giordano, Broderick and Jordan, 2018) is the means' part of the inverse of the Hessian H of the
 negative ELBO in all its parameters. With W = H_pp^-1 H_pl of the locals of a row and S the curvature of the globals
 after the locals have followed,
 

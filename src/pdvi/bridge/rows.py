@@ -87,16 +87,3 @@ def sorted_out(
     working = jnp.result_type(float)  # integers stay integers: they may be indices
     constants = {k: jnp.asarray(v, working if v.dtype.kind == "f" else None) for k, v in same.items()}
     return Arguments(rows, constants, plain, of, lengths)
-
-
-def dealt(rng: np.random.Generator, n: int, n_shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which row lies where, (shards, rows), and 1 for rows, 0 for those that fill the last shard.
-
-    Rows are dealt at random, so that shards are alike however the data is sorted.
-    """
-    per_shard = -(-n // n_shards)
-    n_shards = -(-n // per_shard)
-    order = rng.permutation(n)
-    places = order[np.minimum(np.arange(n_shards * per_shard), n - 1)]
-    there = (np.arange(n_shards * per_shard) < n).astype(float)
-    return places.reshape(n_shards, per_shard), there.reshape(n_shards, per_shard)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -52,11 +51,6 @@ class Structure(NamedTuple):
         seen = (site for site in self.sites if site.kind == "observed" and site.inside(plate) and 0 not in site.shape)
         n = self.plates[plate]
         return tuple(site for site in seen if site.axis(plate) >= 0 and site.shape[site.axis(plate)] == n)
-
-
-def size_of(sites: tuple[Site, ...], plate: str | None) -> int:
-    """Return how many unknowns these sites have; with ``plate``, in one row of it."""
-    return sum(math.prod(site.shape if plate is None else site.by_row(plate)) for site in sites)
 
 
 def structure_of(function: Function, arguments: Mapping[str, Any]) -> Structure:

@@ -96,7 +96,7 @@ def _as_in_sample(
     weighted, total = x * weight[:, None], weight.sum()
     square = (weighted * x).sum(0) if model.covariance == "diagonal" else weighted.T @ x
     shard = {"x": x, "square": square, "fraction": total / on_host.n_rows}
-    statistics = on_host.statistics_of(start * weight[:, None], shard)
+    statistics = MixtureModel.statistics(on_host, start * weight[:, None], shard)
     entropy = on_host.temperature * weight @ xlogy(start, start).sum(1)
     scale = fraction * on_host.n_rows / total
     dtype = np.dtype(jnp.result_type(float))

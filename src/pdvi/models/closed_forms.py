@@ -1,12 +1,16 @@
-"""Closed forms that several models share: roots of stationarity conditions, sums over neighbors, damped logits."""
+"""What several models share: roots of stationarity conditions, sums over neighbors, logits, weights of components."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pdvi._base.types import Array, Shard
+from pdvi._base.types import Array, PyTree, Shard
 from pdvi.shards.buckets import columns_at_once
+
+PRIOR_COUNT = 1.0  # rows that the prior of the weights gives to every component
 
 
 def neighbor_sum(local: Array, shard: Shard, start: Array | None = None) -> Array:
@@ -27,11 +31,28 @@ def neighbor_sum(local: Array, shard: Shard, start: Array | None = None) -> Arra
 
 def damp(logits: Array, phi: Array, damping: Array) -> Array:
     """Return logits between the new ones and those of ``phi``; a branch, since the logarithm is a third of a sweep."""
+    return jax.lax.cond(damping > 0, lambda: (logits + damping * safe_log(phi)) / (1 + damping), lambda: logits)
 
-    def mix() -> Array:
-        return (logits + damping * jnp.log(jnp.maximum(phi, jnp.finfo(phi.dtype).tiny))) / (1 + damping)
 
-    return jax.lax.cond(damping > 0, mix, lambda: logits)
+def safe_log(phi: Array) -> Array:
+    """Return logarithms of probabilities, finite at 0."""
+    return jnp.log(jnp.maximum(phi, jnp.finfo(phi.dtype).tiny))
+
+
+def probabilities(logits: Array, shard: Shard) -> Array:
+    """Return responsibilities from logits; a floor keeps derivatives finite."""
+    phi = jnp.maximum(jax.nn.softmax(logits, axis=1), jnp.finfo(logits.dtype).tiny)
+    if "mask" not in shard:
+        return phi
+    weight = shard["mask"][:, None]
+    return jnp.where(weight > 0, phi * weight, 0)
+
+
+def masked(local: PyTree, shard: Shard) -> PyTree:
+    """Return responsibilities times the weights of their rows."""
+    if "mask" not in shard:
+        return local
+    return jax.tree.map(lambda leaf: leaf * shard["mask"][:, None], local)
 
 
 def positive_root(a: Array, penalty: Array, rows: Array) -> Array:
@@ -84,3 +105,23 @@ def log_variance(a: Array, half: Array, centre: Array, dual: Array, penalty: Arr
         t = t - 2 * residual * slope / (2 * slope**2 - residual * e)
     unpenalized = jnp.log(jnp.maximum(half - dual, jnp.finfo(z.dtype).tiny) / a)
     return jnp.where(penalty > 0, t + jnp.log(safe / a), unpenalized)
+
+
+def weight_loss(log_weight: Array, present: Any, n_rows: Array) -> Array:
+    """Return what log weights cost: the bound log sum exp <= sum exp - 1 for every row, and a weak prior.
+
+    The bound is separable, and tight where the weights add up to 1. The prior is 0 where they are equal.
+    """
+    n_present = present.sum()
+    excess = jnp.sum(present * jnp.exp(log_weight)) - 1
+    prior = PRIOR_COUNT * jnp.sum(present * (log_weight + jnp.log(n_present)))
+    return (n_rows + PRIOR_COUNT * n_present) * excess - prior
+
+
+def weight_step(
+    mass: Array, present: Any, n_rows: Array, fraction: Array, centre: Array, dual: Array, penalty: Array
+) -> Array:
+    """Return the log weights that are best for a shard with these masses, the terms of Algorithm 1 added."""
+    prior = fraction * PRIOR_COUNT * present
+    found = log_variance(fraction * n_rows + prior.sum(), mass + prior, centre, dual, penalty)
+    return jnp.where(present, found, centre)

@@ -59,4 +59,4 @@ class CollapsedMixtureModel(MixtureModel):
         for one in weight:
             phi *= one[:, None]
         entropy = self.temperature * jnp.sum(phi * log_phi)
-        return Collapsed(self.statistics_of(phi, {**shard, "x": x}), entropy)
+        return Collapsed(super().statistics(phi, {**shard, "x": x}), entropy)

@@ -4,8 +4,8 @@
 
 log m, log t and a are estimated, with weak priors that keep them finite where a component has no counts of a column or
 no rows, or a column varies no more than Poisson's. q is the exact posterior at the end, and the ELBO the log-likelihood
-plus the priors. The size (one over the dispersion) is a column's, the same in all components: few rows tell little of
-it, and a component that could choose its own would take rows that fit nowhere.
+plus the priors. The size (one over the dispersion) is a column's, the same in all components: one with its own would
+take rows that fit nowhere.
 
 What depends on the unknowns is written relative to the best mean of an entry by itself, so that no term is large where
 counts are, and single precision suffices:
@@ -23,6 +23,7 @@ from jax.scipy.special import xlogy
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
+from pdvi.models.closed_forms import probabilities, safe_log
 
 SHIFT = 4  # from where on five terms of Stirling's series leave less than 1e-9
 ROUNDS = 10  # Newton steps in a visit, at most
@@ -61,8 +62,14 @@ class CountMixtureModel(eqx.Module):
 
     def loss(self, local: Array, globals_: Globals, shard: Shard) -> Array:
         """Return the shard's share of the negative ELBO, the priors of means and sizes included."""
-        choice = jnp.sum(xlogy(local, local)) - self._members(local, shard) @ jax.nn.log_softmax(globals_["log_weight"])
-        return choice + self._misfit(globals_["log_mean"], globals_["log_size"], local, shard) + shard["constant"]
+        log_m, log_t = globals_["log_mean"], globals_["log_size"]
+        value = jnp.sum(xlogy(local, local)) - self._members(local, shard) @ jax.nn.log_softmax(globals_["log_weight"])
+        value += jax.vmap(lambda p, log_m: jnp.sum(p[:, None] * _distance(log_m, log_t, shard)))(local.T, log_m).sum()
+        value -= jnp.sum(shard["mask"][:, None] * size_term(shard["y"], log_t))
+        relative = log_m - jnp.log(self.prior_mean)
+        prior = self.mean_strength * jnp.sum(jnp.exp(relative) - relative - 1)
+        prior += 0.5 * jnp.sum((log_t / self.size_spread) ** 2)
+        return value + shard["fraction"] * prior + shard["constant"]
 
     def logits(self, globals_: Globals, shard: Shard) -> Array:
         """Return log p(y_i, z_i = k) without the part that is the same for all k."""
@@ -115,28 +122,15 @@ class CountMixtureModel(eqx.Module):
 
     def to_unconstrained(self, local: Array) -> Array:
         """Return responsibilities as logits."""
-        return jnp.log(jnp.maximum(local, jnp.finfo(local.dtype).tiny))
+        return safe_log(local)
 
     def from_unconstrained(self, x: Array, shard: Shard) -> Array:
-        """Return the inverse of `to_unconstrained`; a floor keeps slopes finite."""
-        phi = jnp.maximum(jax.nn.softmax(x, axis=1), jnp.finfo(x.dtype).tiny)
-        return jnp.where(shard["mask"][:, None] > 0, phi, 0)
+        """Return the inverse of `to_unconstrained`."""
+        return probabilities(x, shard)
 
     def _members(self, phi: Array, shard: Shard) -> Array:
         """Rows of every component, the prior's included."""
         return phi.sum(0) + shard["fraction"] * self.weight_strength
-
-    def _misfit(self, log_m: Array, log_t: Array, phi: Array, shard: Shard) -> Array:
-        """Minus the expected log-likelihood, and the shard's share of the priors of means and sizes."""
-
-        def component(p: Array, log_m: Array) -> Array:
-            return jnp.sum(p[:, None] * _distance(log_m, log_t, shard))
-
-        rows = jax.vmap(component)(phi.T, log_m).sum()
-        rows -= jnp.sum(shard["mask"][:, None] * size_term(shard["y"], log_t))
-        relative = log_m - jnp.log(self.prior_mean)
-        prior = self.mean_strength * jnp.sum(jnp.exp(relative) - relative - 1)
-        return rows + shard["fraction"] * (prior + 0.5 * jnp.sum((log_t / self.size_spread) ** 2))
 
     def _derivatives(
         self, log_m: Array, log_t: Array, phi: Array, shard: Shard

@@ -9,13 +9,13 @@ so the plain minimiser is a0 + n / w; with the terms that Algorithm 1 adds it is
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pdvi._base.types import Array
+from pdvi.q.special import digamma, mild, scaled_polygammas
 
 STEPS = 60  # at most; three or four near the minimum, some ten from far away
 LONGEST = 4.0  # step in rho: far from the minimum the objective is exponential, and a Newton step in it about 1
@@ -42,21 +42,38 @@ def augmented_step(counts: Array, prior: Array, fraction: Array, centre: Array, 
     diagonal minus rank one, O(C) each; where it is not positive definite it is lifted to the Fisher information. A
     step that does not lower the objective is shortened. A row rests as soon as its gradient is rounding.
     """
-    strength = fraction * prior + counts
+    row = fraction * prior + counts, fraction, centre, dual, penalty
     plain = jnp.log(prior + counts / fraction)
     free = ((dual == 0) & (penalty == 0)).all(-1, keepdims=True)
-    row = _Row(strength, fraction, centre, dual, penalty)
-    weight = _scaled_polygammas(jnp.exp(plain))[0] * fraction
+    weight = scaled_polygammas(jnp.exp(plain))[0] * fraction
     between = (weight * plain + penalty * centre - dual) / (weight + penalty)
     start = jnp.clip(between, jnp.minimum(plain, centre), jnp.maximum(plain, centre))
-    return jnp.where(free, plain, _newton(row, start, free))
+    zero = jnp.zeros_like(start[..., :1])
+    nowhere = _Place(start, zero + jnp.inf, zero, jnp.zeros_like(start), zero - 1, free)  # anything is better
+
+    def unfinished(carry: tuple) -> Array:
+        count, here, _ = carry
+        return (count < STEPS) & ~here.settled.all()
+
+    def move(carry: tuple) -> tuple:
+        count, here, length = carry
+        there = _look(here.rho + length * here.step, *row)
+        # where rounding hides the rest of the way from the objective, the slopes tell whether there is one
+        close = -here.slope <= here.rounding
+        lower = there.value <= here.value + 1e-4 * length * here.slope + here.rounding
+        better = jnp.where(close, there.slope > 0.5 * here.slope, lower) & ~here.settled
+        chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), there, here)
+        chosen = chosen._replace(settled=chosen.settled | (close & ~better))
+        return count + 1, chosen, jnp.where(better, 1.0, 0.25 * length)
+
+    return jnp.where(free, plain, jax.lax.while_loop(unfinished, move, (0, nowhere, zero + 1))[1].rho)
 
 
 def curvature(rho: Array, fraction: Array) -> Array:
     """Return the diagonal of the Hessian in rho where a shard's loss has its minimum at ``rho``."""
     alpha = jnp.exp(rho)
     total = alpha.sum(-1, keepdims=True)
-    return fraction * (_scaled_polygammas(alpha)[0] - (alpha / total) ** 2 * _scaled_polygammas(total)[0])
+    return fraction * (scaled_polygammas(alpha)[0] - (alpha / total) ** 2 * scaled_polygammas(total)[0])
 
 
 def natural_gradient(rho: Array, gradient: Array) -> Array:
@@ -66,18 +83,8 @@ def natural_gradient(rho: Array, gradient: Array) -> Array:
     """
     alpha = jnp.exp(rho)
     total = alpha.sum(-1, keepdims=True)
-    share, by_rho = alpha / total, _scaled_polygammas(alpha)[0]
-    return alpha * _solve(by_rho, _scaled_polygammas(total)[0], share, gradient)
-
-
-class _Row(NamedTuple):
-    """One subproblem per row: the strength is w prior + counts."""
-
-    strength: Array
-    fraction: Array
-    centre: Array
-    dual: Array
-    penalty: Array
+    share, by_rho = alpha / total, scaled_polygammas(alpha)[0]
+    return alpha * _solve(by_rho, scaled_polygammas(total)[0], share, gradient)
 
 
 class _Place(NamedTuple):
@@ -91,39 +98,15 @@ class _Place(NamedTuple):
     settled: Array
 
 
-def _newton(row: _Row, start: Array, free: Array) -> Array:
-    """The minimisers near ``start``; rows that are ``free`` stay there."""
-    zero = jnp.zeros_like(start[..., :1])
-    nowhere = _Place(start, zero + jnp.inf, zero, jnp.zeros_like(start), zero - 1, free)  # anything is better
-
-    def unfinished(carry: tuple) -> Array:
-        count, here, _ = carry
-        return (count < STEPS) & ~here.settled.all()
-
-    def move(carry: tuple) -> tuple:
-        count, here, length = carry
-        there = _look(row, here.rho + length * here.step)
-        # where rounding hides the rest of the way from the objective, the slopes tell whether there is one
-        close = -here.slope <= here.rounding
-        lower = there.value <= here.value + 1e-4 * length * here.slope + here.rounding
-        better = jnp.where(close, there.slope > 0.5 * here.slope, lower) & ~here.settled
-        chosen = jax.tree.map(lambda new, old: jnp.where(better, new, old), there, here)
-        chosen = chosen._replace(settled=chosen.settled | (close & ~better))
-        return count + 1, chosen, jnp.where(better, 1.0, 0.25 * length)
-
-    return jax.lax.while_loop(unfinished, move, (0, nowhere, zero + 1))[1].rho
-
-
-def _look(row: _Row, rho: Array) -> _Place:
-    """Value, slope and Newton step of all rows."""
-    strength, w, centre, dual, penalty = row
+def _look(rho: Array, strength: Array, w: Array, centre: Array, dual: Array, penalty: Array) -> _Place:
+    """Value, slope and Newton step of all rows; the strength is w prior + counts."""
     eps = jnp.finfo(rho.dtype).eps
     alpha = jnp.exp(rho)
     total = alpha.sum(-1, keepdims=True)
     share = alpha / total
     both = _and_sum(alpha)
-    special = (digamma(both), _mild(both), *_scaled_polygammas(both))
-    (psi, mild, one, two), (all_psi, all_mild, all_one, all_two) = (
+    special = (digamma(both), mild(both), *scaled_polygammas(both)[:2])
+    (psi, own_mild, one, two), (all_psi, all_mild, all_one, all_two) = (
         [leaf[..., part] for leaf in special] for part in (slice(None, -1), slice(-1, None))
     )
     need, all_need = strength / alpha, strength.sum(-1, keepdims=True) / total
@@ -139,7 +122,7 @@ def _look(row: _Row, rho: Array) -> _Place:
     step *= jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.abs(step).max(-1, keepdims=True), 1e-30))
     fit, away = strength * (psi - all_psi), rho - centre
     added = (dual + 0.5 * penalty * away) * away
-    spread = w * (all_mild - mild.sum(-1, keepdims=True))
+    spread = w * (all_mild - own_mild.sum(-1, keepdims=True))
     value = spread + (added - fit).sum(-1, keepdims=True)
     sizes = strength * (1 + jnp.abs(psi)) + jnp.abs(fit) + jnp.abs(added)
     rounding = 8 * eps * (jnp.abs(spread) + sizes.sum(-1, keepdims=True))
@@ -158,79 +141,10 @@ def _solve(diagonal: Array, rank_one: Array, u: Array, right: Array) -> Array:
 
 def _spread(alpha: Array) -> Array:
     """log Gamma(A) - sum log Gamma(alpha) + sum alpha (psi(alpha) - psi(A)), without its cancellation."""
-    mild = _mild(_and_sum(alpha))
-    return mild[..., -1] - mild[..., :-1].sum(-1)
+    both = mild(_and_sum(alpha))
+    return both[..., -1] - both[..., :-1].sum(-1)
 
 
 def _and_sum(alpha: Array) -> Array:
     """The rows with their sums as a last column: a special function of both is compiled once."""
     return jnp.concatenate([alpha, alpha.sum(-1, keepdims=True)], axis=-1)
-
-
-# Special functions of our own: recurrences up to x + `_shift`, asymptotic series from there. They lose no
-# digits at either end, and their slopes are known. Compiled functions of their own: traced once for every
-# shape, not once for every use.
-
-
-@jax.custom_jvp
-@jax.jit
-def digamma(x: Array) -> Array:
-    """Return psi(x)."""
-    far = x + _shift(x)
-    return jnp.log(far) - 0.5 / far - _digamma_tail(1 / far) - _ratios(x)[0] / x
-
-
-@digamma.defjvp
-def _digamma_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (x,), (dx,) = primals, tangents
-    return digamma(x), _scaled_polygammas(x)[0] / x**2 * dx
-
-
-@jax.custom_jvp
-@jax.jit
-def _mild(x: Array) -> Array:
-    """log Gamma(x) - x psi(x) + x, which grows like -1/2 log x where its terms grow like x log x."""
-    shift = _shift(x)
-    v = 1 / (x + shift)
-    s = v * v
-    tail = v * (1 / 6 - s * (1 / 90 - s * (1 / 210 - s * (1 / 210 - s * (5 / 594 - s * (691 / 30030 - s / 11))))))
-    far = 0.5 * (math.log(2 * math.pi) + 1 + jnp.log(v)) + tail - shift * (1 + 0.5 * v + _digamma_tail(v))
-    return far + _ratios(x)[0] - jnp.log(math.prod((x + step) * v for step in range(shift)))
-
-
-@_mild.defjvp
-def _mild_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (x,), (dx,) = primals, tangents
-    return _mild(x), (1 - _scaled_polygammas(x)[0] / x) * dx
-
-
-@jax.jit
-def _scaled_polygammas(x: Array) -> tuple[Array, Array]:
-    """x^2 psi'(x) and x^3 psi''(x), which neither overflow at 0 nor vanish at infinity."""
-    v = 1 / (x + _shift(x))
-    s = v * v
-    _, squares, cubes = _ratios(x)
-    first = s * (1 / 6 - s * (1 / 30 - s * (1 / 42 - s * (1 / 30 - s * (5 / 66 - s * (691 / 2730 - s * 7 / 6))))))
-    second = s * (1 / 2 - s * (1 / 6 - s * (1 / 6 - s * (3 / 10 - s * (5 / 6 - s * (691 / 210 - s * 35 / 2))))))
-    first = x * (x * v) * (1 + 0.5 * v + first) + squares
-    return first, -x * (x * v) ** 2 * (1 + v + second) - 2 * cubes
-
-
-def _digamma_tail(v: Array) -> Array:
-    s = v * v
-    tail = 1 / 12 - s * (1 / 120 - s * (1 / 252 - s * (1 / 240 - s * (5 / 660 - s * (691 / 32760 - s / 12)))))
-    return s * tail
-
-
-def _shift(x: Array) -> int:
-    """Return from which argument on the asymptotic series are exact in the precision of ``x``."""
-    return 4 if x.dtype == jnp.float32 else 10
-
-
-def _ratios(x: Array) -> tuple[Array, Array, Array]:
-    """Sums of x / (x + i), their squares and cubes, i below the shift: one by one, an axis is slow to add up."""
-    first = second = third = jnp.zeros_like(x)
-    for step in reversed(range(_shift(x))):
-        ratio = x / (x + step)
-        first, second, third = first + ratio, second + ratio * ratio, third + ratio * ratio * ratio
-    return first, second, third

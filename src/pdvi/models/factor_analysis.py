@@ -19,7 +19,7 @@ import numpy as np
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
-from pdvi.models.closed_forms import log_variance
+from pdvi.models.closed_forms import log_variance, safe_log
 from pdvi.models.mixed_glm import covariance_factor
 
 Locals = dict[str, Array]  # "mean": (rows, k), and "factor": C, its lower triangle, logarithms on the diagonal
@@ -74,7 +74,9 @@ class FactorAnalysisModel(eqx.Module):
         """Return the exact posterior of the factors."""
         covariance, to_factors = posterior(globals_)
         mean = (shard["x"] - globals_["mean"]) @ to_factors * shard["mask"][:, None]
-        return {"mean": mean, "factor": _entries(jnp.linalg.cholesky(covariance))}
+        C = jnp.linalg.cholesky(covariance)
+        entries = jnp.where(jnp.eye(len(C), dtype=bool), safe_log(C), C)[np.tril_indices(len(C))]
+        return {"mean": mean, "factor": entries}
 
     def statistics(self, local: Locals, shard: Shard) -> FactorStatistics:
         """Return sums of products of rows and factors."""
@@ -139,9 +141,3 @@ def posterior(globals_: Globals) -> tuple[Array, Array]:
     covariance = jnp.linalg.inv(precision)
     covariance = 0.5 * (covariance + covariance.T)
     return covariance, scaled @ covariance
-
-
-def _entries(C: Array) -> Array:
-    """Return a lower triangle row by row, logarithms on the diagonal: the inverse of `covariance_factor`."""
-    logs = jnp.where(jnp.eye(C.shape[0], dtype=bool), jnp.log(jnp.maximum(C, jnp.finfo(C.dtype).tiny)), C)
-    return logs[np.tril_indices(C.shape[0])]

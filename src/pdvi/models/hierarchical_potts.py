@@ -16,13 +16,23 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import xlogy
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation
 from pdvi.models import dirichlet
-from pdvi.models.closed_forms import damp, log_variance, neighbor_sum
-from pdvi.models.mixture import PRIOR_COUNT, MixtureModel, MixtureStatistics
+from pdvi.models.closed_forms import (
+    PRIOR_COUNT,
+    damp,
+    masked,
+    neighbor_sum,
+    probabilities,
+    safe_log,
+    weight_loss,
+    weight_step,
+)
+from pdvi.models.mixture import MixtureModel, MixtureStatistics
 
 Locals = dict[str, Array]  # "domain": phi, (rows, K), and "type": psi, (rows, T); halo rows appended to both
 
@@ -66,13 +76,8 @@ class HierarchicalPottsModel(eqx.Module):
 
     def init_local(self, key: Array, shard: Shard) -> Locals:
         """Return equal probabilities of domains and of types."""
-        n_domains, n_types = self.concentration.shape
-        n_rows = len(shard["x"])
-        equal = {
-            "domain": jnp.full((n_rows, n_domains), 1 / n_domains),
-            "type": jnp.full((n_rows, n_types), 1 / n_types),
-        }
-        return _masked(equal, shard)
+        sizes = zip(("domain", "type"), self.concentration.shape)
+        return masked({name: jnp.full((len(shard["x"]), size), 1 / size) for name, size in sizes}, shard)
 
     def loss(self, local: Locals, globals_: Globals, shard: Shard) -> Array:
         """Return the shard's fraction of the negative ELBO, without log Z."""
@@ -81,38 +86,37 @@ class HierarchicalPottsModel(eqx.Module):
         statistics = self.statistics(local, shard)
         value = self.types.temperature * (jnp.sum(xlogy(phi, phi)) + jnp.sum(xlogy(psi, psi)))
         value -= jnp.sum(statistics.counts * log_theta) + 0.5 * jnp.sum(phi * neighbor_sum(local["domain"], shard))
-        value -= jnp.sum(statistics.counts.sum(1) * self._log_weight_of(globals_))
+        value -= jnp.sum(statistics.counts.sum(1) * globals_.get("domain_log_weight", self.log_weight))
         w = shard["fraction"]
         value += w * dirichlet.divergence(globals_["log_concentration"], self.prior_concentration).sum()
         if self.learn_weight:
-            eta, prior = globals_["domain_log_weight"], w * PRIOR_COUNT
-            value += (w * self.n_rows + prior * len(eta)) * (jnp.sum(jnp.exp(eta)) - 1)
-            value -= prior * jnp.sum(eta + jnp.log(len(eta)))
+            value += w * weight_loss(globals_["domain_log_weight"], np.ones(len(self.log_weight)), self.n_rows)
         return value + self.types.expected_loss(globals_, statistics.types)
 
     def local_step(self, local: Locals, globals_: Globals, shard: Shard) -> Locals:
         """Return the types that are best for the domains, then one damped sweep over the domains."""
         phi, _ = _own(local, shard)
-        temperature = self.types.temperature
+        temperature, log_weight = self.types.temperature, globals_.get("domain_log_weight", self.log_weight)
         log_theta = dirichlet.expected_log(globals_["log_concentration"])
         psi = jax.nn.softmax((self.types.logits(globals_, shard) + phi @ log_theta) / temperature, axis=1)
-        logits = neighbor_sum(local["domain"], shard, psi @ log_theta.T + self._log_weight_of(globals_)) / temperature
+        logits = neighbor_sum(local["domain"], shard, psi @ log_theta.T + log_weight) / temperature
         phi = jax.nn.softmax(damp(logits, phi, self.types.damping), axis=1)
-        return _masked({"domain": phi, "type": psi}, shard)
+        return masked({"domain": phi, "type": psi}, shard)
 
     def local_gradient(self, local: Locals, globals_: Globals, shard: Shard) -> Locals:
         """Return dF / dphi and dF / dpsi of the shard's own rows; edges to other patches count in full."""
         phi, psi = _own(local, shard)
-        temperature = self.types.temperature
+        temperature, log_weight = self.types.temperature, globals_.get("domain_log_weight", self.log_weight)
         log_theta = dirichlet.expected_log(globals_["log_concentration"])
-        domains = neighbor_sum(local["domain"], shard, psi @ log_theta.T + self._log_weight_of(globals_))
+        domains = neighbor_sum(local["domain"], shard, psi @ log_theta.T + log_weight)
         types = self.types.logits(globals_, shard) + phi @ log_theta
-        return {"domain": temperature * (1 + _log(phi)) - domains, "type": temperature * (1 + _log(psi)) - types}
+        by_domain, by_type = (temperature * (1 + safe_log(own)) for own in (phi, psi))
+        return {"domain": by_domain - domains, "type": by_type - types}
 
     def statistics(self, local: Locals, shard: Shard) -> HierarchicalStatistics:
         """Return the expected counts of types in domains, and the statistics of the types."""
         phi, psi = _own(local, shard)
-        return HierarchicalStatistics(phi.T @ psi, self.types.statistics_of(psi, shard))
+        return HierarchicalStatistics(phi.T @ psi, self.types.statistics(psi, shard))
 
     def global_step(self, statistics: HierarchicalStatistics, augmentation: Augmentation) -> Globals:
         """Return the globals after one pass: types, compositions and weights do not touch each other."""
@@ -122,19 +126,17 @@ class HierarchicalPottsModel(eqx.Module):
         step = dirichlet.augmented_step(statistics.counts, self.prior_concentration, w, *parts)
         globals_["log_concentration"] = step
         if self.learn_weight:
-            mass, prior = statistics.counts.sum(1), w * PRIOR_COUNT
-            total = jnp.broadcast_to(w * self.n_rows + prior * len(mass), mass.shape)
-            parts = (part["domain_log_weight"] for part in augmentation)
-            globals_["domain_log_weight"] = log_variance(total, mass + prior, *parts)
+            mass, parts = statistics.counts.sum(1), (part["domain_log_weight"] for part in augmentation)
+            globals_["domain_log_weight"] = weight_step(mass, np.ones(len(mass), bool), self.n_rows, w, *parts)
         return globals_
 
     def curvature(self, local: Locals, globals_: Globals, shard: Shard) -> Globals:
         """Return the curvature of every block for these labels."""
-        statistics, w = self.statistics(local, shard), shard["fraction"]
-        found = self.types.curvature_of(globals_, statistics.types)
+        phi, psi = _own(local, shard)
+        w, found = shard["fraction"], self.types.curvature(psi, globals_, shard)
         found["log_concentration"] = dirichlet.curvature(globals_["log_concentration"], w)
         if self.learn_weight:
-            found["domain_log_weight"] = statistics.counts.sum(1) + w * PRIOR_COUNT
+            found["domain_log_weight"] = phi.sum(0) + w * PRIOR_COUNT
         return found
 
     def natural(self, globals_: Globals) -> Globals:
@@ -163,28 +165,17 @@ class HierarchicalPottsModel(eqx.Module):
 
     def to_unconstrained(self, local: Locals) -> Locals:
         """Return both kinds of probabilities as logits."""
-        return jax.tree.map(_log, local)
+        return jax.tree.map(safe_log, local)
 
     def from_unconstrained(self, x: Locals, shard: Shard) -> Locals:
         """Return the probabilities of logits."""
-        return jax.tree.map(lambda leaf: self.types.from_unconstrained(leaf, shard), x)
+        return jax.tree.map(lambda leaf: probabilities(leaf, shard), x)
 
     def _logarithms(self) -> list[str]:
         return ["log_concentration", *(["domain_log_weight"] if self.learn_weight else [])]
-
-    def _log_weight_of(self, globals_: Globals) -> Array:
-        return globals_["domain_log_weight"] if self.learn_weight else self.log_weight
 
 
 def _own(local: Locals, shard: Shard) -> tuple[Array, Array]:
     """Domains and types of the shard's own rows."""
     n_rows = len(shard["x"])
     return local["domain"][:n_rows], local["type"][:n_rows]
-
-
-def _masked(local: Locals, shard: Shard) -> Locals:
-    return jax.tree.map(lambda leaf: leaf * shard["mask"][:, None], local) if "mask" in shard else local
-
-
-def _log(probability: Array) -> Array:
-    return jnp.log(jnp.maximum(probability, jnp.finfo(probability.dtype).tiny))

@@ -23,6 +23,7 @@ from jax.scipy.special import gammaln
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
 from pdvi.models import dirichlet
+from pdvi.q.special import digamma
 
 Locals = dict[str, Array]  # "document": t, (documents, K), and "word": e, (K, V)
 LOWEST = -40.0  # of t and e, below the topics' largest: a product of two is still a number in single precision
@@ -76,7 +77,7 @@ class LatentDirichletModel(eqx.Module):
 
         def sweep(_: int, document: Array) -> Array:
             counts = self._by_document(_weights(document, 1), weights, shard)[0]
-            return dirichlet.digamma(self.document_prior + counts)
+            return digamma(self.document_prior + counts)
 
         return {"document": jax.lax.fori_loop(0, self.sweeps, sweep, local["document"]), "word": word}
 
@@ -86,11 +87,8 @@ class LatentDirichletModel(eqx.Module):
 
     def global_step(self, statistics: TopicStatistics, augmentation: Augmentation) -> Globals:
         """Return the best topics."""
-        centre, dual, penalty = (part["log_concentration"] for part in augmentation)
-        counts, w = statistics
-        return {
-            "log_concentration": dirichlet.augmented_step(counts, self.topic_prior, w, centre, dual, penalty),
-        }
+        parts, (counts, w) = (part["log_concentration"] for part in augmentation), statistics
+        return {"log_concentration": dirichlet.augmented_step(counts, self.topic_prior, w, *parts)}
 
     def curvature(self, local: Locals, globals_: Globals, shard: Shard) -> Globals:
         """Return that of topics which stay where they are."""

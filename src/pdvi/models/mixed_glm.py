@@ -23,11 +23,11 @@ from jax.scipy.special import gammaln
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import registered
+from pdvi.q.quadrature import hermite
 
 Locals = dict[str, Array]  # "mean": (groups, q), and "factor": C, its lower triangle, logarithms on the diagonal
 FAMILIES = ("normal", "bernoulli", "poisson")
-NODES, _weights = np.polynomial.hermite_e.hermegauss(20)
-WEIGHTS = _weights / _weights.sum()
+NODES, WEIGHTS = hermite(20)
 NARROW = 1e-8  # added to the variance of eta: its root has a slope everywhere
 
 
@@ -114,11 +114,6 @@ def _places(entries: Array) -> np.ndarray:
     return np.cumsum(np.arange(1, q + 1)) - 1
 
 
-def expected_softplus(m: Array, s: Array) -> Array:
-    """Return E log(1 + exp(m + s e)), e standard normal."""
-    return _moment(m, s, 0, 0)
-
-
 def _softplus(order: int) -> Callable[[Array], Array]:
     """Return a derivative of log(1 + exp(x)), entry by entry."""
     if order < 2:
@@ -127,11 +122,11 @@ def _softplus(order: int) -> Callable[[Array], Array]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _moment(m: Array, s: Array, order: int, power: int) -> Array:
-    """Return E e^power f(m + s e) for the derivative f of softplus of this order, as a sum over nodes.
+def expected_softplus(m: Array, s: Array, order: int = 0, power: int = 0) -> Array:
+    """Return E e^power f(m + s e), e standard normal, f log(1 + exp) or its derivative of this order.
 
-    They are added up one after the other: an array of all of them would not stay in the cache. The derivatives are
-    such moments too; to say so keeps automatic differentiation from carrying a tangent for every node.
+    Nodes are added up one after the other: an array of all of them would not stay in the cache. The derivatives are
+    of this form too; to say so keeps automatic differentiation from carrying a tangent for every node.
     """
     nodes, weights, function = jnp.asarray(NODES, m.dtype), jnp.asarray(WEIGHTS, m.dtype), _softplus(order)
     return jax.lax.fori_loop(
@@ -142,10 +137,10 @@ def _moment(m: Array, s: Array, order: int, power: int) -> Array:
     )
 
 
-@_moment.defjvp
-def _moment_slope(
+@expected_softplus.defjvp
+def _softplus_slope(
     order: int, power: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (m, s), (dm, ds) = primals, tangents
-    slope = _moment(m, s, order + 1, power) * dm + _moment(m, s, order + 1, power + 1) * ds
-    return _moment(m, s, order, power), slope
+    slope = expected_softplus(m, s, order + 1, power) * dm + expected_softplus(m, s, order + 1, power + 1) * ds
+    return expected_softplus(m, s, order, power), slope

@@ -28,14 +28,26 @@ from jax.scipy.special import xlogy
 
 from pdvi._base.types import Array, Globals, Shard
 from pdvi.core.model import Augmentation, registered
-from pdvi.models.closed_forms import damp, log_det, log_variance, neighbor_sum, positive_root
+from pdvi.models.closed_forms import (
+    PRIOR_COUNT,
+    damp,
+    log_det,
+    log_variance,
+    masked,
+    neighbor_sum,
+    positive_root,
+    probabilities,
+    safe_log,
+    weight_loss,
+    weight_step,
+)
 
 ABSENT = -1e9  # log weight of a component that is padding: fits with several numbers of components are then one program
 COVARIANCES = ("diagonal", "tied", "diag", "spherical", "full")
 OWN_COVARIANCES = ("diag", "spherical", "full")  # each component has its own
+MATRICES = ("tied", "full")
 PRIOR_ROWS = 1.0  # rows that the prior of a precision counts as
 MAX_PRECISION = 100.0  # over that of the start: of noise that vanishes (one-hot rows) only rounding would be left
-PRIOR_COUNT = 1.0  # rows that the prior of the weights gives to every component
 
 
 class MixtureStatistics(NamedTuple):
@@ -85,8 +97,6 @@ class MixtureModel(eqx.Module):
     learn_weight: bool = eqx.field(default=False, static=True)
     passes: int = eqx.field(default=1, static=True)  # over the blocks in a global step
 
-    # ------------------------------------------------------------------------------------------------- the start
-
     @property
     def present(self) -> Array:
         """Whether each component is one, and no padding."""
@@ -94,25 +104,24 @@ class MixtureModel(eqx.Module):
 
     def init_global(self, key: Array) -> Globals:
         """Return the starting means, with the variances they would have at equal weights, and the other blocks."""
-        precision = self.n_rows / self.present.sum() * self._diagonal(self.precision) + 1 / self.prior_variance
+        diagonal = self._diagonal(self.precision)
+        precision = self.n_rows / self.present.sum() * diagonal + 1 / self.prior_variance
         globals_ = {"mean": self.start, "log_var": jnp.broadcast_to(-jnp.log(precision), self.start.shape)}
         if self.learn_precision:
             globals_["precision"] = self.precision
         if self.learn_weight:
             globals_["log_weight"] = jnp.where(self.present, self.log_weight, 0.0)
         if self.offset_variance is not None:
-            n_samples, d = len(self.offset_variance), self.start.shape[1]
-            own = self.n_rows / n_samples * self._diagonal(self.precision) + 1 / self.offset_variance[:, None]
-            globals_["offset"] = jnp.zeros((n_samples, d), self.start.dtype)
-            globals_["offset_log_var"] = jnp.broadcast_to(-jnp.log(own), (n_samples, d))
+            shape = len(self.offset_variance), self.start.shape[1]
+            own = self.n_rows / shape[0] * diagonal + 1 / self.offset_variance[:, None]
+            globals_["offset"] = jnp.zeros(shape, self.start.dtype)
+            globals_["offset_log_var"] = jnp.broadcast_to(-jnp.log(own), shape)
         return globals_
 
     def init_local(self, key: Array, shard: Shard) -> Any:
-        """Return the probabilities ``init`` of the shard, or equal ones."""
-        if "init" in shard:
-            return _masked(shard["init"], shard)
+        """Return equal probabilities."""
         equal = self.present / self.present.sum()
-        return _masked(jnp.broadcast_to(equal, (len(shard["x"]), len(equal))), shard)
+        return masked(jnp.broadcast_to(equal, (len(shard["x"]), len(equal))), shard)
 
     # -------------------------------------------------------------------------------------------------- the loss
 
@@ -129,68 +138,52 @@ class MixtureModel(eqx.Module):
 
     def expected_loss(self, globals_: Globals, statistics: MixtureStatistics) -> Array:
         """Return the part of the negative ELBO that the globals have, from the statistics of the locals."""
-        precision = self._precision_of(globals_)
+        precision, d = globals_.get("precision", self.precision), self.start.shape[1]
+        log_det, by_component = self._log_det(precision), self.covariance in OWN_COVARIANCES
         per_row = self._log_weight_of(globals_)
-        if self.covariance in OWN_COVARIANCES:
-            per_row = per_row + 0.5 * self._log_det(precision)
+        if by_component:
+            per_row = per_row + 0.5 * log_det
         if self.frame is not None:
             per_row = per_row + jnp.linalg.slogdet(self.frame)[1]
-        scatter = self._scatter(globals_, statistics)
-        own = 0.5 * jnp.sum(precision * scatter) - jnp.sum(statistics.mass * per_row)
-        return own + statistics.fraction * self._shared_loss(globals_)
-
-    def _shared_loss(self, globals_: Globals) -> Array:
-        """The part that depends on the globals alone, of which every shard has its fraction: constants and priors."""
-        precision, d = self._precision_of(globals_), self.start.shape[1]
-        log_det = self._log_det(precision)
-        value = self._divergence(globals_) + 0.5 * self.n_rows * (d * math.log(2 * math.pi) - 2 * self.log_scale)
-        if self.covariance not in OWN_COVARIANCES:
-            value -= 0.5 * self.n_rows * jnp.sum(log_det)
+        own = 0.5 * jnp.sum(precision * self._scatter(globals_, statistics)) - jnp.sum(statistics.mass * per_row)
+        # what depends on the globals alone, of which every shard has its fraction: constants, divergences and priors
+        shared = 0.5 * self.n_rows * (d * math.log(2 * math.pi) - 2 * self.log_scale)
+        for mean, log_var, prior_mean, prior_variance in self._normal_blocks():
+            square = (globals_[mean] - prior_mean) ** 2 + jnp.exp(globals_[log_var])
+            shared += 0.5 * jnp.sum(square / prior_variance - 1 + jnp.log(prior_variance) - globals_[log_var])
+        if not by_component:
+            shared -= 0.5 * self.n_rows * jnp.sum(log_det)
         if self.learn_precision:  # a few rows with the covariance of the start: 0 where the precision is that
-            if self.covariance not in ("tied", "full"):
+            if self.covariance not in MATRICES:
                 log_det = log_det - self._log_det(self.precision)
-            size = d * (len(self.start) if self.covariance in OWN_COVARIANCES else 1)
+            size = d * (len(self.start) if by_component else 1)
             traces = jnp.sum(self._prior_scatter() * precision)
-            value += 0.5 * PRIOR_ROWS * (traces - jnp.sum(log_det) - size)
-        if self.learn_weight:  # log sum exp <= sum exp - 1: separable, and tight where the weights add up to 1
-            eta, n_present = globals_["log_weight"], self.present.sum()
-            total = self.n_rows + PRIOR_COUNT * n_present
-            value += total * (jnp.sum(self.present * jnp.exp(eta)) - 1)
-            value -= PRIOR_COUNT * jnp.sum(self.present * (eta + jnp.log(n_present)))  # 0 where weights are equal
-        return value
+            shared += 0.5 * PRIOR_ROWS * (traces - jnp.sum(log_det) - size)
+        if self.learn_weight:
+            shared += weight_loss(globals_["log_weight"], self.present, self.n_rows)
+        return own + statistics.fraction * shared
 
     def logits(self, globals_: Globals, shard: Shard) -> Array:
         """Return E_q log p(x_i, z_i = k), without what is the same for all components of a row."""
-        found = self._normal_logits(globals_, shard)
-        if self.added_variance is None or self.covariance not in OWN_COVARIANCES:
-            return found
-        own = self._precision_of(globals_) * self._added()
-        return found - 0.5 * own.reshape(len(self.start), -1).sum(1)
-
-    def _normal_logits(self, globals_: Globals, shard: Shard) -> Array:
-        """The same without the added variance."""
         x, mean, variance = shard["x"], globals_["mean"], jnp.exp(globals_["log_var"])
-        precision = self._precision_of(globals_)
+        precision, log_weight = globals_.get("precision", self.precision), self._log_weight_of(globals_)
+        diagonal = jnp.broadcast_to(self._diagonal(precision), mean.shape)
         if self.offset_variance is not None:
             x = x - globals_["offset"][shard["sample"]]
-        log_weight = self._log_weight_of(globals_)
         if self.covariance == "full":
             log_det = jnp.linalg.slogdet(precision)[1] + 2 * jnp.linalg.slogdet(self.frame)[1]
-            spread = jnp.sum(self._diagonal(precision) * variance, axis=1)
             residual = self._seen(x) - mean[:, None]
             squared = jnp.sum((residual @ precision) * residual, axis=-1).T
-            return log_weight + 0.5 * (log_det - spread) - 0.5 * squared
-        if self.covariance == "tied":
-            scaled = mean @ precision
-            norm = jnp.sum(mean * scaled + jnp.diagonal(precision) * variance, axis=1)
-            return x @ scaled.T + (log_weight - 0.5 * norm)
-        diagonal = jnp.broadcast_to(self._diagonal(precision), mean.shape)
-        scaled = mean * diagonal
-        norm = jnp.sum(mean * scaled + diagonal * variance, axis=1)
-        own = x @ scaled.T + (log_weight - 0.5 * norm)
-        if self.covariance == "diagonal":
-            return own
-        return own - 0.5 * (x * x) @ diagonal.T + 0.5 * jnp.sum(jnp.log(diagonal), axis=1)
+            found = log_weight + 0.5 * (log_det - jnp.sum(diagonal * variance, axis=1)) - 0.5 * squared
+        else:
+            scaled = mean @ precision if self.covariance == "tied" else mean * diagonal
+            found = x @ scaled.T + (log_weight - 0.5 * jnp.sum(mean * scaled + diagonal * variance, axis=1))
+            if self.covariance in ("diag", "spherical"):
+                found += 0.5 * jnp.sum(jnp.log(diagonal), axis=1) - 0.5 * (x * x) @ diagonal.T
+        if self.added_variance is not None and self.covariance in OWN_COVARIANCES:
+            own = (precision if self.covariance == "full" else diagonal) * self._added()
+            found -= 0.5 * own.reshape(len(mean), -1).sum(1)
+        return found
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -202,31 +195,23 @@ class MixtureModel(eqx.Module):
             logits = damp(logits / self.temperature, local[: len(logits)], self.damping)
         else:
             logits = logits / self.temperature
-        return _masked(jax.nn.softmax(logits, axis=1), shard)
+        return masked(jax.nn.softmax(logits, axis=1), shard)
 
     def statistics(self, local: Any, shard: Shard) -> MixtureStatistics:
         """Return masses, sums and second moments."""
-        return self.statistics_of(local[: len(shard["x"])], shard)
-
-    def statistics_of(self, phi: Array, shard: Shard) -> MixtureStatistics:
-        """Return the statistics of given responsibilities."""
-        x, mass = shard["x"], phi.sum(0)
-        samples: tuple[Any, ...] = ()
-        if self.offset_variance is not None:
-            sample, n_samples = shard["sample"], len(self.offset_variance)
-            weight = shard["mask"] if "mask" in shard else jnp.ones(len(x), x.dtype)
-            samples = (
-                jax.ops.segment_sum(phi, sample, n_samples),
-                jax.ops.segment_sum(weight, sample, n_samples),
-                jax.ops.segment_sum(weight[:, None] * x, sample, n_samples),
-            )
-        if self.covariance in ("diagonal", "tied"):
-            return MixtureStatistics(mass, phi.T @ x, shard["square"], shard["fraction"], *samples)
+        x, phi = shard["x"], local[: len(shard["x"])]
+        mass, samples = phi.sum(0), []
         if self.covariance == "full":
             seen = self._seen(x)
             weighted = phi.T[:, :, None] * seen
             return MixtureStatistics(mass, weighted.sum(1), weighted.mT @ seen, shard["fraction"])
-        return MixtureStatistics(mass, phi.T @ x, phi.T @ (x * x), shard["fraction"])
+        if self.covariance in OWN_COVARIANCES:
+            return MixtureStatistics(mass, phi.T @ x, phi.T @ (x * x), shard["fraction"])
+        if self.offset_variance is not None:
+            weight = shard["mask"] if "mask" in shard else jnp.ones(len(x), x.dtype)
+            by_row = phi, weight, weight[:, None] * x
+            samples = [jax.ops.segment_sum(part, shard["sample"], len(self.offset_variance)) for part in by_row]
+        return MixtureStatistics(mass, phi.T @ x, shard["square"], shard["fraction"], *samples)
 
     def global_step(self, statistics: MixtureStatistics, augmentation: Augmentation) -> Globals:
         """Return the globals after ``passes`` over the blocks from ``augmentation.centre``.
@@ -242,54 +227,99 @@ class MixtureModel(eqx.Module):
     def _pass(self, globals_: Globals, statistics: MixtureStatistics, augmentation: Augmentation) -> Globals:
         """Minimize over one block after the other."""
         centre, dual, penalty = augmentation
-        globals_, basis = dict(globals_), None
+        w, matrix = statistics.fraction, self.covariance in MATRICES
+        precision, values, vectors = globals_.get("precision", self.precision), None, None
         if self.learn_precision:
-            globals_["precision"], basis = self._precision_step(globals_, statistics, augmentation)
-        precision = self._precision_of(globals_)
-        if self.covariance in ("tied", "full") and basis is None:
-            basis = _Basis(*jnp.linalg.eigh(precision))
-        globals_ |= self._mean_step(statistics, augmentation, precision, basis)
+            D, rows = penalty["precision"], self._rows_of(statistics)
+            if matrix:
+                D = D.mean((-2, -1), keepdims=True)
+            scatter = self._scatter(globals_, statistics) + w * PRIOR_ROWS * self._prior_scatter()
+            gradient = 0.5 * scatter + dual["precision"] - D * centre["precision"]
+            if matrix:
+                values, vectors = jnp.linalg.eigh(0.5 * (gradient + gradient.mT))
+                values = jnp.minimum(positive_root(values, D[..., 0], rows[..., None]), MAX_PRECISION)
+                precision = (vectors * values[..., None, :]) @ vectors.mT
+            else:
+                precision = jnp.minimum(positive_root(gradient, D, rows), MAX_PRECISION * self.precision)
+            globals_ = {**globals_, "precision": precision}
+        elif matrix:
+            values, vectors = jnp.linalg.eigh(precision)
         diagonal = self._diagonal(precision)
-        w, half = statistics.fraction, 0.5 * statistics.fraction
-        curvature = 0.5 * (statistics.mass[:, None] * diagonal + w / self.prior_variance)
-        parts = (centre["log_var"], dual["log_var"], penalty["log_var"])
-        globals_["log_var"] = log_variance(jnp.broadcast_to(curvature, self.start.shape), half, *parts)
+        found = self._mean_step(statistics, augmentation, diagonal if values is None else values, vectors)
+        mass, parts = statistics.mass, (part["log_var"] for part in augmentation)
+        found["log_var"] = log_variance(0.5 * (mass[:, None] * diagonal + w / self.prior_variance), 0.5 * w, *parts)
+        if self.offset_variance is not None:
+            curvature = 0.5 * (statistics.sample_rows[:, None] * diagonal + w / self.offset_variance[:, None])
+            parts = (part["offset_log_var"] for part in augmentation)
+            found["offset_log_var"] = log_variance(curvature, 0.5 * w, *parts)
         if self.learn_weight:
-            mass, prior = statistics.mass, w * PRIOR_COUNT * self.present
-            total = jnp.broadcast_to(w * self.n_rows + prior.sum(), mass.shape)
-            parts = (centre["log_weight"], dual["log_weight"], penalty["log_weight"])
-            eta = log_variance(total, mass + prior, *parts)
-            globals_["log_weight"] = jnp.where(self.present, eta, centre["log_weight"])
-        return globals_
+            parts = (part["log_weight"] for part in augmentation)
+            found["log_weight"] = weight_step(mass, self.present, self.n_rows, w, *parts)
+        return {**globals_, **found}
+
+    def _mean_step(
+        self, statistics: MixtureStatistics, augmentation: Augmentation, values: Array, vectors: Array | None
+    ) -> Globals:
+        """The means given the precision, and with samples the offsets: exact, in the basis where it is diagonal."""
+        centre, dual, penalty = augmentation
+        w = statistics.fraction
+
+        def turned(part: Array, vectors: Array | None) -> Array:
+            if vectors is None:
+                return part
+            return jnp.einsum("kd,kde->ke" if vectors.ndim == 3 else "kd,de->ke", part, vectors)
+
+        def normal_equation(name: str, prior_mean: Any, prior: Array, mass: Array, total: Array) -> tuple[Array, Array]:
+            """The curvature in a block, and the linear term, both in the basis."""
+            D = penalty[name]
+            if vectors is not None:  # one penalty and one prior for all features
+                D, prior = D.mean(1, keepdims=True), prior.mean(-1, keepdims=True)
+            pull = turned(prior * prior_mean + D * centre[name] - dual[name], vectors)
+            return mass[:, None] * values + prior + D, values * turned(total, vectors) + pull
+
+        back = None if vectors is None else vectors.mT
+        prior = w / self.prior_variance
+        curvature, pull = normal_equation("mean", self.prior_mean, prior, statistics.mass, statistics.total)
+        if self.offset_variance is None:
+            return {"mean": turned(pull / curvature, back)}
+        by_sample, prior = statistics.sample_mass, w / self.offset_variance[:, None]
+        sample_curvature, sample_pull = normal_equation(
+            "offset", 0.0, prior, statistics.sample_rows, statistics.sample_total
+        )
+
+        # offsets are eliminated: what is left has as many unknowns as there are components, for every feature
+        def means(precision: Array, curvature: Array, pull: Array, own: Array, own_pull: Array) -> Array:
+            coupled = precision * by_sample
+            matrix = jnp.diag(curvature) - coupled.T @ (coupled / own[:, None])
+            return jnp.linalg.solve(matrix, pull - coupled.T @ (own_pull / own))
+
+        mean = jax.vmap(means, in_axes=(0, 1, 1, 1, 1), out_axes=1)(
+            values, curvature, pull, sample_curvature, sample_pull
+        )
+        offset = (sample_pull - values * (by_sample @ mean)) / sample_curvature
+        return {"mean": turned(mean, back), "offset": turned(offset, back)}
 
     def curvature(self, local: Array, globals_: Globals, shard: Shard) -> Globals:
         """Return the curvature of every block for these responsibilities; one number for every matrix and its means."""
-        return self.curvature_of(globals_, self.statistics(local, shard))
-
-    def curvature_of(self, globals_: Globals, statistics: MixtureStatistics) -> Globals:
-        """Return the curvature of every block for given statistics."""
-        w, mass, shape = statistics.fraction, statistics.mass[:, None], self.start.shape
-        precision = self._precision_of(globals_)
-        diagonal = jnp.abs(self._diagonal(precision))
-        if self.covariance in ("tied", "full"):
-            diagonal = diagonal.mean(-1, keepdims=True)
-        mean = mass * diagonal + w / self.prior_variance
+        statistics, shape, matrix = self.statistics(local, shard), self.start.shape, self.covariance in MATRICES
+        w, precision = statistics.fraction, globals_.get("precision", self.precision)
+        diagonal = size = jnp.abs(self._diagonal(precision))
+        if matrix:
+            size = diagonal.mean(-1, keepdims=True)
+        mean = statistics.mass[:, None] * size + w / self.prior_variance
         found = {"mean": jnp.broadcast_to(mean, shape), "log_var": jnp.broadcast_to(0.5 * w, shape)}
         if self.learn_precision:
-            rows = self._rows_of(statistics)
-            if self.covariance in ("tied", "full"):
-                # the mean of n / (2 P_ii P_jj) over the matrix
-                value = 0.5 * rows * jnp.square((1 / jnp.abs(self._diagonal(precision))).mean(-1))
-                value = value[..., None, None] if value.ndim else value
-            else:
-                value = 0.5 * rows / precision**2
-            found["precision"] = jnp.broadcast_to(value, self.precision.shape)
+            value, rows = 1 / precision**2, self._rows_of(statistics)
+            if matrix:  # the mean of 1 / (P_ii P_jj) over the matrix
+                value = jnp.square((1 / diagonal).mean(-1))[..., None, None]
+                rows = rows[..., None, None]
+            found["precision"] = jnp.broadcast_to(0.5 * rows * value, self.precision.shape)
         if self.learn_weight:
             prior = w * PRIOR_COUNT
             found["log_weight"] = jnp.where(self.present, statistics.mass + prior, prior)
         if self.offset_variance is not None:
-            own = statistics.sample_rows[:, None] * diagonal + w / self.offset_variance[:, None]
-            offsets = (len(self.offset_variance), shape[1])
+            offsets = len(self.offset_variance), shape[1]
+            own = statistics.sample_rows[:, None] * size + w / self.offset_variance[:, None]
             found["offset"] = jnp.broadcast_to(own, offsets)
             found["offset_log_var"] = jnp.broadcast_to(0.5 * w, offsets)
         return found
@@ -299,7 +329,7 @@ class MixtureModel(eqx.Module):
     def natural(self, globals_: Globals) -> Globals:
         """Return natural parameters of q; of the point estimates the covariance and the weights, as in online EM."""
         found = dict(globals_)
-        for mean, log_var in self._normal_blocks():
+        for mean, log_var, *_ in self._normal_blocks():
             precision = jnp.exp(-globals_[log_var])
             found[mean], found[log_var] = precision * globals_[mean], precision
         if self.learn_precision:
@@ -311,7 +341,7 @@ class MixtureModel(eqx.Module):
     def from_natural(self, natural: Globals) -> Globals:
         """Return the inverse of `natural`."""
         found = dict(natural)
-        for mean, log_var in self._normal_blocks():
+        for mean, log_var, *_ in self._normal_blocks():
             found[mean], found[log_var] = natural[mean] / natural[log_var], -jnp.log(natural[log_var])
         if self.learn_precision:
             found["precision"] = self._inverse(natural["precision"])
@@ -322,7 +352,7 @@ class MixtureModel(eqx.Module):
     def natural_gradient(self, globals_: Globals, gradient: Globals) -> Globals:
         """Return the gradient in the expectation parameters that belong to `natural`."""
         found = dict(gradient)
-        for mean, log_var in self._normal_blocks():
+        for mean, log_var, *_ in self._normal_blocks():
             by_variance = gradient[log_var] * jnp.exp(-globals_[log_var])
             found[mean], found[log_var] = gradient[mean] - 2 * globals_[mean] * by_variance, -2 * by_variance
         if self.learn_precision:
@@ -333,32 +363,26 @@ class MixtureModel(eqx.Module):
             found["log_weight"] = gradient["log_weight"] / (self.n_rows + PRIOR_COUNT * self.present.sum())
         return found
 
-    # --------------------------------------------------------------------------------------- labels as logits
-
     def to_unconstrained(self, local: Array) -> Array:
         """Return responsibilities as logits."""
-        return jnp.log(jnp.maximum(local, jnp.finfo(local.dtype).tiny))
+        return safe_log(local)
 
     def from_unconstrained(self, x: Array, shard: Shard) -> Array:
-        """Return the inverse of `to_unconstrained`; a floor keeps derivatives finite."""
-        phi = jnp.maximum(jax.nn.softmax(x, axis=1), jnp.finfo(x.dtype).tiny)
-        if "mask" not in shard:
-            return phi
-        weight = shard["mask"][:, None]
-        return jnp.where(weight > 0, phi * weight, 0)
+        """Return the inverse of `to_unconstrained`."""
+        return probabilities(x, shard)
 
     # ------------------------------------------------------------------------------------------------- pieces
 
-    def _normal_blocks(self) -> list[tuple[str, str]]:
-        offsets = [] if self.offset_variance is None else [("offset", "offset_log_var")]
-        return [("mean", "log_var"), *offsets]
+    def _normal_blocks(self) -> list[tuple[str, str, Any, Any]]:
+        """Names of means and log variances, and mean and variance of their prior."""
+        blocks: list[tuple[str, str, Any, Any]] = [("mean", "log_var", self.prior_mean, self.prior_variance)]
+        if self.offset_variance is not None:
+            blocks.append(("offset", "offset_log_var", 0.0, self.offset_variance[:, None]))
+        return blocks
 
     def _seen(self, x: Array) -> Array:
         """The rows in the frame of every component, (K, rows, d)."""
         return (x - self.frame_mean[:, None]) @ self.frame.mT
-
-    def _precision_of(self, globals_: Globals) -> Array:
-        return globals_["precision"] if self.learn_precision else self.precision
 
     def _log_weight_of(self, globals_: Globals) -> Array:
         if not self.learn_weight:
@@ -367,19 +391,19 @@ class MixtureModel(eqx.Module):
 
     def _diagonal(self, precision: Array) -> Array:
         """The diagonal of every component's precision, in a shape that broadcasts to (K, d)."""
-        if self.covariance in ("tied", "full"):
+        if self.covariance in MATRICES:
             return jnp.diagonal(precision, axis1=-2, axis2=-1)
         return precision[:, None] if self.covariance == "spherical" else precision
 
     def _log_det(self, precision: Array) -> Array:
-        if self.covariance in ("tied", "full"):
+        if self.covariance in MATRICES:
             return log_det(precision)
         if self.covariance == "spherical":
             return self.start.shape[1] * jnp.log(precision)
-        return jnp.sum(jnp.log(precision), axis=-1) if self.covariance == "diag" else jnp.log(precision)
+        return jnp.log(precision).sum(-1)
 
     def _inverse(self, precision: Array) -> Array:
-        return jnp.linalg.inv(precision) if self.covariance in ("tied", "full") else 1 / precision
+        return jnp.linalg.inv(precision) if self.covariance in MATRICES else 1 / precision
 
     def _rows_of(self, statistics: MixtureStatistics) -> Array:
         """How many rows, those of the prior included, entries of the precision are estimated from."""
@@ -393,131 +417,43 @@ class MixtureModel(eqx.Module):
 
     def _prior_scatter(self) -> Array:
         """The scatter of one row of the prior: 1 over the precision of the start, which is 1 in whitened rows."""
-        if self.covariance in ("tied", "full"):
+        if self.covariance in MATRICES:
             return jnp.eye(self.start.shape[1], dtype=self.start.dtype)
-        if self.covariance == "spherical":
-            return self.start.shape[1] / self.precision
-        return 1 / self.precision
-
-    def _scatter(self, globals_: Globals, statistics: MixtureStatistics) -> Array:
-        """E_q of the summed squares of residuals, in the shape of the precision block."""
-        found = self._residual_scatter(globals_, statistics)
-        if self.added_variance is None:
-            return found
-        rows = statistics.mass if self.covariance in OWN_COVARIANCES else statistics.fraction * self.n_rows
-        added = self._added()
-        return found + (rows.reshape(-1, *(1,) * (added.ndim - 1)) if rows.ndim else rows) * added
+        return (self.start.shape[1] if self.covariance == "spherical" else 1) / self.precision
 
     def _added(self) -> Array:
-        """The added variance in the shape of the precision, with an axis for components if they have their own."""
-        if self.covariance == "tied":
-            return self.added_variance
+        """The added variance as the precision has it: a matrix, one for every component's frame, or a diagonal."""
         if self.covariance == "full":
-            return self.frame @ self.added_variance @ jnp.swapaxes(self.frame, 1, 2)
-        diagonal = jnp.diagonal(self.added_variance)
-        return {"diagonal": diagonal, "diag": diagonal[None], "spherical": diagonal.sum()[None]}[self.covariance]
+            return self.frame @ self.added_variance @ self.frame.mT
+        return self.added_variance if self.covariance == "tied" else jnp.diagonal(self.added_variance)
 
-    def _residual_scatter(self, globals_: Globals, statistics: MixtureStatistics) -> Array:
-        """The same without the added variance."""
+    def _scatter(self, globals_: Globals, statistics: MixtureStatistics) -> Array:
+        """E_q of the summed squares of residuals, in the shape of the precision."""
         mean, variance, mass = globals_["mean"], jnp.exp(globals_["log_var"]), statistics.mass[:, None]
-        total, square = statistics.total, statistics.square
+        total, square, spread = statistics.total, statistics.square, mass * variance
+        if self.added_variance is not None:
+            own = mass[:, :, None] if self.covariance == "full" else mass
+            square = square + self._added() * (
+                own if self.covariance in OWN_COVARIANCES else statistics.fraction * self.n_rows
+            )
+        left = total - 0.5 * mass * mean  # of this and the means the products are taken away twice
         if self.covariance == "full":
-            both = jnp.einsum("kd,ke->kde", total, mean)
-            outer = jnp.einsum("kd,ke->kde", mass * mean, mean)
-            own: Array = jax.vmap(jnp.diag)(mass * variance)
-            return square - both - jnp.swapaxes(both, 1, 2) + outer + own
+            both = jnp.einsum("kd,ke->kde", left, mean)
+            return square - both - both.mT + jax.vmap(jnp.diag)(spread)
         if self.covariance in ("diag", "spherical"):
-            found = square - 2 * total * mean + mass * (mean**2 + variance)
+            found = square - 2 * left * mean + spread
             return found.sum(1) if self.covariance == "spherical" else found
-        spread = jnp.sum(mass * variance, axis=0)
-        pairs = [(total - 0.5 * mass * mean, mean)]  # of rows whose products are taken away
+        spread = spread.sum(0)
         if self.offset_variance is not None:
             offset, rows = globals_["offset"], statistics.sample_rows[:, None]
-            spread = spread + jnp.sum(rows * jnp.exp(globals_["offset_log_var"]), axis=0)
-            pairs[0] = (pairs[0][0] - statistics.sample_mass.T @ offset, mean)
-            pairs.append((statistics.sample_total - 0.5 * rows * offset, offset))
+            spread += jnp.sum(rows * jnp.exp(globals_["offset_log_var"]), axis=0)
+            left -= statistics.sample_mass.T @ offset
+            left = jnp.concatenate([left, statistics.sample_total - 0.5 * rows * offset])
+            mean = jnp.concatenate([mean, offset])
         if self.covariance == "diagonal":
-            return square + spread - 2 * sum(jnp.sum(left * right, axis=0) for left, right in pairs)
-        both = pairs[0][0].T @ pairs[0][1]
-        for left, right in pairs[1:]:
-            both += left.T @ right
+            return square + spread - 2 * jnp.sum(left * mean, axis=0)
+        both = left.T @ mean
         return square + jnp.diag(spread) - both - both.T
-
-    def _precision_step(
-        self, globals_: Globals, statistics: MixtureStatistics, augmentation: Augmentation
-    ) -> tuple[Array, _Basis | None]:
-        """The precision for given means; of a matrix its eigenvalues and eigenvectors, too."""
-        centre, dual, penalty = augmentation
-        scatter = self._scatter(globals_, statistics) + statistics.fraction * PRIOR_ROWS * self._prior_scatter()
-        rows = self._rows_of(statistics)
-        if self.covariance not in ("tied", "full"):
-            D = penalty["precision"]
-            found = positive_root(0.5 * scatter + dual["precision"] - D * centre["precision"], D, rows)
-            return jnp.minimum(found, MAX_PRECISION * self.precision), None
-        D = penalty["precision"].mean((-2, -1))
-        gradient = 0.5 * scatter + dual["precision"] - D[..., None, None] * centre["precision"]
-        values, vectors = jnp.linalg.eigh(0.5 * (gradient + jnp.swapaxes(gradient, -1, -2)))
-        values = jnp.minimum(positive_root(values, D[..., None], rows[..., None]), MAX_PRECISION)
-        matrix = (vectors * values[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
-        return matrix, _Basis(values, vectors)
-
-    def _mean_step(
-        self, statistics: MixtureStatistics, augmentation: Augmentation, precision: Array, basis: _Basis | None
-    ) -> Globals:
-        """The means given the precision, and with samples the offsets: exact, in the basis where it is diagonal."""
-        centre, dual, penalty = augmentation
-        w, mass = statistics.fraction, statistics.mass[:, None]
-        D, prior = penalty["mean"], w / self.prior_variance
-        pull = prior * self.prior_mean + D * centre["mean"] - dual["mean"]
-        total = statistics.total
-        if basis is not None:
-            D, prior = D.mean(1, keepdims=True), jnp.mean(prior)
-            turned = "kd,kde->ke" if self.covariance == "full" else "kd,de->ke"
-            pull = prior * self.prior_mean + D * centre["mean"] - dual["mean"]
-            pull, total = (jnp.einsum(turned, part, basis.vectors) for part in (pull, total))
-            diagonal = basis.values
-        else:
-            diagonal = jnp.broadcast_to(self._diagonal(precision), self.start.shape)
-        curvature = mass * diagonal + prior + D
-        pull = diagonal * total + pull
-        if self.offset_variance is None:
-            mean = pull / curvature
-            return {"mean": mean if basis is None else _turn_back(mean, basis)}
-        by_sample = statistics.sample_mass
-        shared = jnp.broadcast_to(diagonal, self.start.shape)[0]
-        own_D, own_prior = penalty["offset"], w / self.offset_variance[:, None]
-        own_total, own_pull = statistics.sample_total, own_D * centre["offset"] - dual["offset"]
-        if basis is not None:
-            own_D = own_D.mean(1, keepdims=True)
-            own_pull = (own_D * centre["offset"] - dual["offset"]) @ basis.vectors
-            own_total = own_total @ basis.vectors
-        rows = statistics.sample_rows[:, None]
-        own_curvature = rows * shared + own_prior + own_D
-        own_pull = shared * own_total + own_pull
-
-        # offsets are eliminated: what is left has as many unknowns as there are components, for every feature
-        def means(precision: Array, curvature: Array, pull: Array, own: Array, own_pull: Array) -> Array:
-            coupled = precision * by_sample
-            matrix = jnp.diag(curvature) - coupled.T @ (coupled / own[:, None])
-            return jnp.linalg.solve(matrix, pull - coupled.T @ (own_pull / own))
-
-        columns = (shared, curvature.T, pull.T, jnp.broadcast_to(own_curvature, own_pull.shape).T, own_pull.T)
-        mean = jax.vmap(means)(*columns).T
-        offset = (own_pull - shared * (by_sample @ mean)) / own_curvature
-        parts = (part["offset_log_var"] for part in augmentation)
-        own_rows = 0.5 * (rows * self._diagonal(precision) + own_prior)
-        return {
-            "mean": mean if basis is None else _turn_back(mean, basis),
-            "offset": offset if basis is None else offset @ basis.vectors.T,
-            "offset_log_var": log_variance(jnp.broadcast_to(own_rows, offset.shape), 0.5 * w, *parts),
-        }
-
-    def _divergence(self, globals_: Globals) -> Array:
-        """KL(q(c) || p(c)), and with samples that of the offsets."""
-        value = _divergence(globals_["mean"] - self.prior_mean, globals_["log_var"], self.prior_variance)
-        if self.offset_variance is not None:
-            value += _divergence(globals_["offset"], globals_["offset_log_var"], self.offset_variance[:, None])
-        return value
 
 
 @registered
@@ -526,27 +462,5 @@ class PottsMixtureModel(MixtureModel):
 
     def local_gradient(self, local: Array, globals_: Globals, shard: Shard) -> Array:
         """Return dF / dphi of the shard's own spots: an edge to another patch counts in full, in `loss` half."""
-        phi = jnp.maximum(local[: len(shard["x"])], jnp.finfo(local.dtype).tiny)
         logits = neighbor_sum(local, shard, self.logits(globals_, shard))
-        return self.temperature * (1 + jnp.log(phi)) - logits
-
-
-class _Basis(NamedTuple):
-    """Eigenvalues and eigenvectors of a precision, or of every component's."""
-
-    values: Array
-    vectors: Array
-
-
-def _divergence(distance: Array, log_var: Array, prior_variance: Array) -> Array:
-    ratio = (distance**2 + jnp.exp(log_var)) / prior_variance
-    return 0.5 * jnp.sum(ratio - 1 + jnp.log(prior_variance) - log_var)
-
-
-def _turn_back(mean: Array, basis: _Basis) -> Array:
-    turned = "ke,kde->kd" if basis.vectors.ndim == 3 else "ke,de->kd"
-    return jnp.einsum(turned, mean, basis.vectors)
-
-
-def _masked(phi: Array, shard: Shard) -> Array:
-    return phi * shard["mask"][:, None] if "mask" in shard else phi
+        return self.temperature * (1 + safe_log(local[: len(shard["x"])])) - logits

@@ -85,19 +85,15 @@ class Quadratic(eqx.Module):
 
 
 def _minimise(hessian: Array, linear: Array, augmentation: Augmentation) -> Array:
-    penalty = augmentation.penalty["lam"]
-    right = penalty * augmentation.centre["lam"] - augmentation.dual["lam"] - linear
-    return _solve(hessian + jnp.diag(penalty), right)
-
-
-def _solve(matrix: Array, right: Array) -> Array:
     """Gaussian elimination without pivoting, unrolled: many small positive definite systems at once.
 
     Under vmap each line is one vector instruction over all shards; a batched library call would spend its
     time on calls to a routine per matrix.
     """
+    penalty = augmentation.penalty["lam"]
+    right = penalty * augmentation.centre["lam"] - augmentation.dual["lam"] - linear
     size = right.shape[0]
-    rows = jnp.concatenate([matrix, right[:, None]], 1)
+    rows = jnp.concatenate([hessian + jnp.diag(penalty), right[:, None]], 1)
     for k in range(size):
         pivot = rows[k] / rows[k, k]
         rows = rows - jnp.outer(rows[:, k].at[k].set(0), pivot)

@@ -1,7 +1,7 @@
 """Logarithms of densities, named as in Stan, and taken in expectation: every argument is a number or a distribution.
 
-Distributions among the arguments of one call are independent of each other under the posterior (mean-field); then
-these are the terms of an ELBO. All constants are in them, so that the objective is the negative ELBO itself.
+Distributions among the arguments of one call are independent of each other under the posterior (mean-field). All
+constants are included.
 """
 
 from __future__ import annotations

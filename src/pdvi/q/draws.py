@@ -1,9 +1,8 @@
 """Expectations of functions of several variables, by fixed draws.
 
-They are smooth in the parameters, to any order, and the same whenever they are asked for: nothing is drawn anew, so an
-objective made of them is an ordinary function that Newton's method and line searches can trust. Draws by rejection, as
-usual for gamma variables, jump where a proposal is accepted no more and have no second derivatives; so there are none
-of these, but quadrature.
+They are smooth in the parameters and the same whenever they are asked for, so that Newton's method and line searches
+work on an objective made of them. Draws by rejection, as usual for gamma variables, have no second derivatives; gamma
+and beta variables have quadrature instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What a family of posteriors is: a distribution that knows its unconstrained numbers and its expectations.
 
-A distribution is the same thing wherever it stands: as a prior, as a start, as the posterior that a model is handed.
 Numbers that are given as Python or NumPy floats are kept in double precision until they meet JAX, so that a start is
 the same in both precisions.
 """

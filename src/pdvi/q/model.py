@@ -6,14 +6,14 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pdvi._base.types import Array, Globals, PyTree
 from pdvi.core.result import Point, Result
-from pdvi.q import rows
 from pdvi.q.family import Family
-from pdvi.shards.stacking import FRACTION
+from pdvi.shards.stacking import FRACTION, mask_name
 
 Variables = dict[str, Any]  # a distribution for each variable; an array where it is a point estimate
 
@@ -29,10 +29,9 @@ class Model(abc.ABC):
     data, every row having its own. Rows within rows have a dict of their own: ``locals_ = ({...}, {...})``, the
     outermost first. The methods see the posteriors by the same names, locals with an axis for the rows in front.
 
-    Shards are dicts of arrays that begin with the rows. They may be of unequal length: what was padded is left out of
-    every sum here, so the methods return a term for each row and add nothing up. The fraction of the prior that a
-    shard takes is made by `pdvi.Problem`. A method of `pdvi.Model` that is better known in closed form, or any ability
-    that `pdvi.core.model` lists, is added to the class as to any other model.
+    Shards are dicts of arrays that begin with the rows, and may be of unequal length: the methods return a term for
+    each row and add nothing up, since what was padded is left out here. Closed forms, and any ability that
+    `pdvi.core.model` lists, are added to the class as to any other model.
     """
 
     globals_: Mapping[str, Any]
@@ -57,7 +56,7 @@ class Model(abc.ABC):
 
     def sizes(self, shard: Any) -> tuple[int, ...]:
         """Return how many rows a shard has, how many rows a row has, and so on, a number for each dict of locals."""
-        return rows.sizes(shard, len(self._levels()))
+        return row_sizes(shard, len(self._levels()))
 
     def posterior(self, result: Result | Point) -> Variables:
         """Return the distributions of the globals that a fit has found."""
@@ -89,11 +88,11 @@ class Model(abc.ABC):
     def loss(self, local: PyTree, globals_: Globals, shard: Any) -> Array:
         """Return this shard's share of the negative ELBO."""
         g, own = self._globals(globals_), self._locals(local)
-        elbo = rows.total("log_likelihood", self.log_likelihood(g, own, shard), shard, all_levels=True)
+        elbo = row_total("log_likelihood", self.log_likelihood(g, own, shard), shard, all_levels=True)
         if own:
-            elbo += rows.total("log_local_prior", self.log_local_prior(g, own), shard)
-            elbo += rows.total("locals_", _entropies(own), shard)
-        once = rows.total("log_prior", (self.log_prior(g), _entropies(g)), {})
+            elbo += row_total("log_local_prior", self.log_local_prior(g, own), shard)
+            elbo += row_total("locals_", _entropies(own), shard)
+        once = row_total("log_prior", (self.log_prior(g), _entropies(g)), {})
         return -(elbo + shard[FRACTION] * once)
 
     def _globals(self, parts: Mapping[str, Any]) -> Variables:
@@ -134,3 +133,55 @@ def _parts(variable: Any) -> dict[str, Any]:
 
 def _entropies(variables: Variables) -> list[Array]:
     return [variable.entropy() for variable in variables.values() if isinstance(variable, Family)]
+
+
+def _masks(shard: Mapping[str, Any]) -> list[Array]:
+    """The masks of a shard, the outermost rows first: ``mask`` (rows,), ``mask2`` (rows, rows of a row), and so on."""
+    found: list[Array] = []
+    while mask_name(len(found) + 1) in shard:
+        found.append(shard[mask_name(len(found) + 1)])
+    return found
+
+
+def row_sizes(shard: Mapping[str, Any], levels: int) -> tuple[int, ...]:
+    """Return how many rows a shard has, how many rows each of these, and so on for so many levels.
+
+    Told by masks, and where there are none by the leading axes that all arrays of the shard share.
+    """
+    known = _masks(shard)
+    if len(known) >= levels:
+        return known[levels - 1].shape
+    leaves = [leaf for name, part in shard.items() if name != FRACTION for leaf in jax.tree.leaves(part)]
+    shapes = {leaf.shape[:levels] for leaf in leaves if leaf.ndim}
+    if len(shapes) != 1 or len(next(iter(shapes))) != levels:
+        told = {name: tuple(jnp.shape(part)) for name, part in shard.items() if name != FRACTION}
+        msg = (
+            f"every array of a shard must begin with its rows, for {levels} level(s) of local variables, got the "
+            f"shapes {told}; override `sizes` to say how many rows a shard has."
+        )
+        raise ValueError(msg)
+    return next(iter(shapes))
+
+
+def row_total(what: str, terms: PyTree, shard: Mapping[str, Any], *, all_levels: bool = False) -> Array:
+    """Return the sum of terms over real rows: each array times the deepest mask whose shape it begins with.
+
+    ``all_levels``: one of them must reach the innermost rows, since a sum over padded ones would go unnoticed.
+    """
+    known = _masks(shard)
+    arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(terms)]
+    fitting = [[d for d, mask in enumerate(known, 1) if array.shape[:d] == mask.shape] for array in arrays]
+    depths = [max(fits, default=0) for fits in fitting]  # of the deepest mask whose shape an array begins with
+    deepest = len(known) if all_levels else min(1, len(known))
+    if known and arrays and (min(depths) < 1 or max(depths) < deepest):
+        wanted = known[deepest - 1].shape
+        msg = (
+            f"`{what}` must return a term for each row, of shape {wanted} or with more axes, since rows were padded, "
+            f"got {[array.shape for array in arrays]}; leave the sum over rows to pdvi."
+        )
+        raise ValueError(msg)
+    summed = jnp.asarray(0.0)
+    for array, depth in zip(arrays, depths):
+        mask = known[depth - 1] if depth else jnp.asarray(1.0)
+        summed += jnp.sum(array * mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)))
+    return summed

@@ -1,10 +1,7 @@
 """The methods: each one file, each through `pdvi.fit`, on every executor.
 
-What a solver is says `pdvi.core.solver`. Some methods need more of a model than `pdvi.Model` lists, and say so
-when it is missing; `pdvi.core.model` has all that a model may offer. `AdaptivePenalty` and `Explored` wrap PD-VI and
-P2D-VI.
-
-A solver listed in `SOLVERS` is under the contract of ``tests/contracts/test_solvers.py``.
+`pdvi.core.solver` says what a solver is, `pdvi.core.model` what a model may offer it. `AdaptivePenalty` and `Explored`
+wrap PD-VI and P2D-VI. A solver listed in `SOLVERS` is under the contract of ``tests/contracts/test_solvers.py``.
 """
 
 from pdvi.core.solver import Solver

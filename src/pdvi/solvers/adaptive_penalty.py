@@ -66,9 +66,8 @@ class AdaptivePenalty(Wrapper):
 
     Curvature at the start says little where parameters are nonlinear (a log standard deviation, say). At each change D
     falls at most tenfold in any direction, and where that is too little the next change comes after another epoch. c is
-    max(1, scale B / |S|), and three times as much after every leg between two changes in which the objective rose, back
-    by and by after legs in which it fell, to what has not failed twice: an objective may rise before it falls, so it is
-    judged at the end of a leg. The point and the duals stay when D changes: h = D^-1 mean(mu).
+    max(1, scale B / |S|), three times as much after every leg between two changes in which the objective rose, and a
+    third after legs in which it fell, down to what has not failed twice. The point and the duals stay when D changes.
 
     Parameters
     ----------
@@ -76,14 +75,13 @@ class AdaptivePenalty(Wrapper):
         a `PDVI` or a `P2DVI`.
     initialization
         "consensus": one pass over all shards finds their local variables (unless they are given), their statistics the
-        best lam for these, and mu_b = - grad f_b there, whose mean is 0. The duals that Algorithm 1 starts with, 0, say
-        that every shard is content with the start; none is, so the first epoch takes lam wherever the shards come from
-        that are visited last, and components are lost for good. Needs a model with ``statistics`` and ``global_step``.
-        "newton": Newton steps on at most 256 shards (`newton_init`), for models without closed forms. None: neither.
+        best lam for these, and mu_b = - grad f_b there, whose mean is 0. With duals of 0 the first epoch would take lam
+        to where the shards that are visited last have it, and components would be lost. Needs a model with
+        ``statistics`` and ``global_step``.
+        "newton": Newton steps on at most 256 shards (`newton_init`), for models without closed forms whose locals and
+        globals are moved at once; the curvature is then that after minimizing over the locals. None: neither.
     full
         D is a matrix, so that correlated parameters cost nothing; else a diagonal.
-    profiled
-        the curvature after minimizing over the locals, which is what counts if a visit moves both.
     independent_rows
         rows of a shard's local variables meet in the globals only.
     warm
@@ -93,7 +91,6 @@ class AdaptivePenalty(Wrapper):
     solver: Any
     initialization: str | None = eqx.field(default=None, static=True)
     full: bool = eqx.field(default=False, static=True)
-    profiled: bool = eqx.field(default=False, static=True)
     independent_rows: bool = eqx.field(default=False, static=True)
     warm: bool = eqx.field(default=False, static=True)
 
@@ -102,50 +99,51 @@ class AdaptivePenalty(Wrapper):
     def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> AdaptiveServer:
         """Return the server's state before the first step, with D from the curvature there.
 
-        The consensus initialization moves lam, and estimates D and all shard states where it ends.
+        The consensus initialization moves lam, and estimates D and all shard states where it ends; that by Newton's
+        method moves lam and D.
         """
         constant = self.solver.constant(problem, batch_size)
         if self.initialization == CONSENSUS:
             require(type(self.solver).__name__, problem.model, Conjugate)
             shards.warm = False
-            none = on_device(np.full(lam.shape, NO_PENALTY), lam.dtype)
-            return self._server(Server(lam, lam, on_device(np.zeros(lam.shape), lam.dtype), none), constant)
-        inner = self._first_server(problem, shards, lam, batch_size)
-        if self.full:
-            sizes = np.diag(np.sqrt(inner.penalty))
-            if self.profiled:  # the initialization finds both point and D
-                penalty = jnp.asarray(sizes @ sizes)
-            else:
-                _, mean = self._mean_curvature(problem, shards, At(lam, jnp.sqrt(inner.penalty)))
-                penalty = self._first_penalty(mean, constant, sizes)
-            inner = with_penalty(inner, penalty)
-        return self._server(inner, constant)
-
-    def _server(self, inner: Server, constant: float) -> AdaptiveServer:
-        number, count = (partial(on_device, dtype=dtype) for dtype in (inner.lam.dtype, np.int32))
+            nothing, h = (on_device(np.full(lam.shape, value), lam.dtype) for value in (NO_PENALTY, 0.0))
+            inner = Server(lam, lam, h, nothing)
+        elif self.profiled:
+            subset, n_sampled = curvature_shards(problem)
+            identity = jnp.asarray(np.eye(lam.size) if self.full else np.ones(lam.size), lam.dtype)
+            diagonal = np.asarray(shards.sum(self._curvature, At(lam, identity), subset).diagonal, float)
+            penalty = self.solver.automatic(problem, diagonal / n_sampled, batch_size)
+            inner = start(lam, jnp.asarray(np.diag(penalty)) if self.full else penalty)
+        else:
+            inner = self.solver.init(problem, shards, lam, batch_size)
+            if self.full:
+                sizes = jnp.sqrt(inner.penalty)
+                _, mean = self._mean_curvature(problem, shards, At(lam, sizes))
+                inner = with_penalty(inner, self._first_penalty(mean, constant, np.diag(sizes)))
+        number, count = (partial(on_device, dtype=dtype) for dtype in (lam.dtype, np.int32))
         due = 1 if self.initialization is None else NOT_INITIALIZED
         return AdaptiveServer(inner, number(constant), number(constant), count(0), number(np.inf), count(due))
 
-    def _first_server(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> Server:
-        if not self.profiled:
-            return self.solver.init(problem, shards, lam, batch_size)
-        anything = jnp.asarray(np.eye(lam.size) if self.full else np.ones(lam.size), lam.dtype)
-        subset = curvature_shards(problem)
-        found = shards.sum(Profile(self.full, self.independent_rows), At(lam, anything), subset)
-        diagonal = np.asarray(found.diagonal, float) / n_sampled(problem, subset)
-        return start(lam, self.solver.automatic(problem, diagonal, batch_size))
+    @property
+    def profiled(self) -> bool:
+        """Return whether curvature is that after minimizing over the locals, which counts if a visit moves both."""
+        return self.initialization == NEWTON
+
+    @property
+    def _curvature(self) -> Profile | Curvature:
+        return (Profile if self.profiled else Curvature)(self.full, self.independent_rows)
+
+    def _mean_curvature(self, problem: Problem, shards: Shards, at: At) -> tuple[Any, Any]:
+        """Return the loss, and the mean curvature in the units of ``at``, of the shards that are sampled."""
+        subset, n_sampled = curvature_shards(problem)
+        loss, total, *_ = shards.sum(self._curvature, at, subset)
+        return loss, total / n_sampled
 
     def _first_penalty(self, mean: Any, constant: float, units: Any) -> Array:
         """Return the first D: directions without curvature have next to none all the same."""
         R = np.asarray(units)
         penalty, _ = changed(jnp.asarray(R**2 if R.ndim == 1 else R @ R.T), mean, constant, 1 / FIRST_FLOOR)
         return penalty
-
-    def _initialize(self, problem: Problem, shards: Shards) -> None:
-        if self.initialization == CONSENSUS:
-            self._init_in_consensus(problem, shards)
-        else:
-            self._init_by_newton(problem, shards)
 
     def _init_in_consensus(self, problem: Problem, shards: Shards) -> None:
         """Go to the best globals for the local variables at the start, with the duals there; D is due next."""
@@ -155,8 +153,8 @@ class AdaptivePenalty(Wrapper):
         lam = consensus_globals(problem, shards.sum(statistics_of, None), server.lam)
         penalty = server.inner.penalty
         if self.warm:
-            subset = curvature_shards(problem)
-            mean = shards.sum(curvature_reader, lam, subset) / n_sampled(problem, subset)
+            subset, n_sampled = curvature_shards(problem)
+            mean = shards.sum(curvature_reader, lam, subset) / n_sampled
             # a rare component, whose curvature may grow, has at least a tenth of what the others of its block have
             penalty = self.solver.shaped(server.constant * jnp.maximum(mean, block_means(problem, mean) / MOST))
         shards.server = server._replace(inner=start(lam, penalty), due=jnp.zeros_like(server.due))
@@ -166,13 +164,13 @@ class AdaptivePenalty(Wrapper):
     def _init_by_newton(self, problem: Problem, shards: Shards) -> None:
         """Go near an optimum of some shards, with D and duals as they are there."""
         shards.state = shards.state._replace(own=None)  # all will be new, and without them one program serves
-        server, subset = shards.server, curvature_shards(problem)
+        server, (subset, n_sampled) = shards.server, curvature_shards(problem)
         optimize = OptimizeLocals(self.independent_rows)
-        reader = After(optimize, Profile(self.full, self.independent_rows))
+        reader = After(optimize, self._curvature)
         found = near_optimum(shards, server.lam, root(server.inner.penalty), reader, subset)
         if found.n_steps:
-            shards.note(f"{found.n_steps} Newton steps on {n_sampled(problem, subset)} shards first")
-        mean = np.asarray(found.derivatives.following, float) / n_sampled(problem, subset)
+            shards.note(f"{found.n_steps} Newton steps on {n_sampled} shards first")
+        mean = np.asarray(found.derivatives.following, float) / n_sampled
         if np.isfinite(mean).all():
             penalty = self._first_penalty(mean, float(server.constant), found.units)
             server = server._replace(inner=start(found.lam, self.solver.shaped(penalty)))
@@ -188,11 +186,8 @@ class AdaptivePenalty(Wrapper):
         epoch, rest = step // per_epoch, step % per_epoch
         on_host = self.full or self.profiled  # eigenvalues are taken in double precision
         if self.initialization is not None:
-            shards.when(
-                shards.server.due == NOT_INITIALIZED,
-                partial(self._initialize, problem),
-                on_host=on_host or self.initialization == NEWTON,
-            )
+            initialize = self._init_by_newton if self.profiled else self._init_in_consensus
+            shards.when(shards.server.due == NOT_INITIALIZED, partial(initialize, problem), on_host=on_host)
         if self.warm:
             return Segment(self)
         due = (rest == 0) & (epoch >= shards.server.due)
@@ -213,16 +208,6 @@ class AdaptivePenalty(Wrapper):
         new = new._replace(inner=inner, due=due.astype(server.due.dtype))
         finite = jnp.isfinite(new.judged) & jnp.isfinite(jnp.asarray(mean)).all()  # else the safeguard judges
         shards.server = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, server)
-
-    def _mean_curvature(self, problem: Problem, shards: Shards, at: At) -> tuple[Any, Any]:
-        """Return the loss, and the mean curvature in the units of ``at``, of the shards that are sampled."""
-        subset = curvature_shards(problem)
-        if self.profiled:
-            found = shards.sum(Profile(self.full, self.independent_rows), at, subset)
-            loss, total = found.loss, found.following
-        else:
-            loss, total = shards.sum(Curvature(self.full, self.independent_rows), at, subset)
-        return loss, total / n_sampled(problem, subset)
 
     def _judge(self, server: AdaptiveServer, loss: Any) -> AdaptiveServer:
         """Return the server with a larger c if the objective rose since D was last estimated, else back by and by."""
@@ -253,7 +238,7 @@ class AdaptivePenalty(Wrapper):
         inner = shards.server.inner
         at = At(inner.lam, root(inner.penalty))
         if self.profiled:
-            found = shards.sum(Profile(self.full, self.independent_rows), at)
+            found = shards.sum(self._curvature, at)
             nats, noise = nats_left(at.root, found.reduced, found.profiled, found.decrement), found.rounding
         else:
             slope, gain, noise = shards.sum(Separate(self.independent_rows), at.lam)
@@ -280,8 +265,3 @@ def consensus_globals(problem: Problem, statistics: PyTree, lam: Array) -> Array
 def block_means(problem: Problem, vector: Array) -> Array:
     """Return a vector of the globals with every entry replaced by the mean of its block."""
     return jnp.concatenate([jnp.full_like(vector[part], vector[part].mean()) for part in problem.block_slices.values()])
-
-
-def n_sampled(problem: Problem, subset: np.ndarray | None) -> int:
-    """Return the number of shards in a subset; None: all."""
-    return problem.n_shards if subset is None else len(subset)

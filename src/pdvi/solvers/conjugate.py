@@ -12,14 +12,12 @@ from pdvi.core.problem import Problem
 
 
 @eqx.filter_jit
-def best_globals(problem: Problem, statistics: PyTree, lam: Array | None = None) -> Array:
+def best_globals(problem: Problem, statistics: PyTree, lam: Array) -> Array:
     """Return the globals that minimize F for these statistics: a global step with nothing added to the loss.
 
-    A model whose blocks need each other improves them one after the other, starting from ``lam``, and comes closer each
-    time it is called; for a model whose step is the joint minimizer ``lam`` does not matter and may be left out.
+    A model whose blocks need each other improves them one after the other from ``lam``, closer at each call.
     """
     zero = jnp.zeros(problem.n_global)
-    lam = zero if lam is None else lam
     return problem.ravel(problem.model.global_step(statistics, problem.augmentation(lam, zero, zero)))
 
 

@@ -34,11 +34,10 @@ class ControlVariates(Solver):
     g_b' = grad_lam f_b(phi_b, lam) for b in S
     lam <- lam - rate [ (B / |S|) sum_{b in S} (g_b' - g_b) + sum_b g_b ],      g_b <- g_b' for b in S
 
-    Unbiased, and without noise once the table holds the gradients of a stationary point. The table is zero at first,
-    so a shard's first visit is a plain stochastic gradient. ``rate``: a number, or a dict with one per block, in
-    units of 1 / curvature of F = sum_b f_b. Before the gradient is taken the locals are optimised by the model's own
-    step (`SVI` has the same ``sweeps`` and ``tol``), or, with a ``local_rate``, moved along their gradient as in `SGD`.
-    Assumes a differentiable loss; the table has B rows of all global parameters.
+    Unbiased, and without noise once the table, B rows of all global parameters, holds the gradients of a stationary
+    point. It is zero at first. ``rate``: a number, or a dict with one per block, in units of 1 / curvature of
+    F = sum_b f_b. Before the gradient is taken the locals are optimised by the model's own step (``sweeps`` and ``tol``
+    as in `SVI`), or, with a ``local_rate``, moved along their gradient as in `SGD`.
     """
 
     rate: Any = 1e-3
@@ -61,7 +60,12 @@ class ControlVariates(Solver):
         self, problem: Problem, broadcast: Array, local: PyTree, shard_state: Array, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return the moved locals, the gradient there, and by how much it changed."""
-        local = self._moved(problem, local, broadcast, shard)
+        if self.local_rate is None:
+            local = optimise(problem, local, broadcast, shard, self.sweeps, self.tol)
+        else:
+            x, slope, _ = gradients(problem, local, broadcast, shard)
+            x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, slope)
+            local = with_halo_of(local, constrained(problem, x, shard))
         slope = jax.grad(problem.loss, argnums=1)(local, broadcast, shard)
         return local, slope, slope - shard_state
 
@@ -76,10 +80,3 @@ class ControlVariates(Solver):
     def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
         """Rebuild the sum of all gradients."""
         shards.server = shards.server._replace(total=like(shards.lam, shards.sum_states(as_it_is, None)))
-
-    def _moved(self, problem: Problem, phi: PyTree, lam: Array, shard: PyTree) -> PyTree:
-        if self.local_rate is None:
-            return optimise(problem, phi, lam, shard, self.sweeps, self.tol)
-        x, slope, _ = gradients(problem, phi, lam, shard)
-        x = jax.tree.map(lambda old, way: old - self.local_rate * way, x, slope)
-        return with_halo_of(phi, constrained(problem, x, shard))

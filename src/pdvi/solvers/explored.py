@@ -14,7 +14,8 @@ from pdvi.core.problem import Problem
 from pdvi.core.solver import Segment, Shards, Solver
 from pdvi.solvers.conjugate import best_globals, statistics_of
 from pdvi.solvers.local_variables import reinit_shard_states, reset_and_optimize_locals
-from pdvi.solvers.svi import SVI, SVIServer
+from pdvi.solvers.rates import StepServer
+from pdvi.solvers.svi import SVI
 from pdvi.solvers.wrapper import Wrapper
 
 # A component keeps what it saw in the last sixteenth of the shards (in two of them at least), so one that is of no use
@@ -46,9 +47,8 @@ class ExploredServer(NamedTuple):
 class Explored(Wrapper):
     """Two epochs of ``solver``, then ``epochs`` of natural-gradient steps (`SVI`, noisy) from the same start.
 
-    They depend little on the start, so a poor one does less harm; from where the first epochs have led they find less.
-    The inner solver goes on from what they find if that is better, and otherwise from where it was. Rows of the trace
-    tell it as "exploring". Needs a model with ``statistics``, ``global_step``, ``natural`` and ``from_natural``.
+    They depend little on the start. The inner solver goes on from what they find if that is better, and otherwise from
+    where it was. Needs a model with ``statistics``, ``global_step``, ``natural`` and ``from_natural``.
     """
 
     solver: Any
@@ -83,7 +83,7 @@ class Explored(Wrapper):
         return Segment(self, first - step if phase == FIRST else None)
 
     def _start_warmup(self, shards: Shards) -> None:
-        """Go back to the start: noise finds more from there than from where the first epochs have led."""
+        """Go back to the start: noisy steps find more from there than from where the first epochs have led."""
         server = shards.server
         reached, _ = shards.sum(measure, server.lam)
         shards.reset()
@@ -143,7 +143,7 @@ class Warmup(Solver):
         self, problem: Problem, server: ExploredServer, total: PyTree, count: int, broadcast: Array
     ) -> ExploredServer:
         """Update as `SVI` does."""
-        lam = self.svi.server_update(problem, SVIServer(server.lam, jnp.zeros(())), total, count, broadcast).lam
+        lam = self.svi.server_update(problem, StepServer(server.lam, jnp.zeros(())), total, count, broadcast).lam
         return server._replace(inner=server.inner._replace(lam=lam))
 
     def log_metrics(self, problem: Problem, shards: Shards) -> dict[str, Any]:

@@ -29,10 +29,8 @@ class _Gradient(Solver):
     """lam <- lam - rate d(g),   g = (B / |S|) sum_{b in S} grad_lam f_b(phi_b, lam)
     x_b <- x_b - local_rate d(grad_x f_b)   for b in S,   phi_b = phi(x_b)
 
-    with the direction d of the method, one update of each per batch, both gradients taken at the old point. A shard's
-    memory changes only when it is visited. Locals that are probabilities move as logits, phi = softmax(x), as in the
-    paper's appendix: the model's ``to_unconstrained(local)`` and ``from_unconstrained(x, shard)``. The rates' scale is
-    that of `pdvi.solvers.rates`.
+    with the direction d of the method, both gradients taken at the old point. Locals that are probabilities move as
+    logits, phi = softmax(x), as in the paper's appendix. The scale of rates is that of `pdvi.solvers.rates`.
     """
 
     rate: eqx.AbstractVar[Any]
@@ -74,8 +72,8 @@ class SGD(_Gradient):
 
     lam <- lam - rate (B / |S|) sum_{b in S} grad_lam f_b,    x_b <- x_b - local_rate grad_x f_b  for b in S
 
-    Assumes a differentiable loss and nothing else. ``rate``: a number, or a dict with one per block; ``local_rate``:
-    that of the locals. Rates have the units of 1 / curvature of F = sum_b f_b, so the more shards, the smaller.
+    ``rate``: a number, or a dict with one per block; ``local_rate``: that of the locals. Rates have the units of
+    1 / curvature of F = sum_b f_b, so the more shards, the smaller.
     """
 
     rate: Any = 1e-3
@@ -93,8 +91,8 @@ class RMSProp(_Gradient):
 
     v <- decay v + (1 - decay) g^2,   d(g) = g / sqrt(v + eps)      for globals and locals alike
 
-    Assumes a differentiable loss and nothing else. ``rate``: a number, or a dict with one per block; ``local_rate``:
-    that of the locals. A rate is about how far a parameter moves per step, whatever the scale of the loss.
+    ``rate``: a number, or a dict with one per block; ``local_rate``: that of the locals. A rate is about how far a
+    parameter moves per step, whatever the scale of the loss.
     """
 
     rate: Any = 1e-2
@@ -114,9 +112,9 @@ class Adam(_Gradient):
 
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,   d(g) = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
-    for globals and locals alike, t counting a shard's own visits. Assumes a differentiable loss and nothing else.
-    ``rate``: a number, or a dict with one per block; ``local_rate``: that of the locals. A rate is about how far a
-    parameter moves per step, whatever the scale of the loss.
+    for globals and locals alike, t counting a shard's own visits. ``rate``: a number, or a dict with one per block;
+    ``local_rate``: that of the locals. A rate is about how far a parameter moves per step, whatever the scale of the
+    loss.
     """
 
     rate: Any = 1e-2

@@ -1,7 +1,6 @@
-"""The local variables' turn, as the methods share it: by the model's own steps, or down the gradient.
+"""Steps of the local variables that methods share: by the model's own steps, or down the gradient.
 
-All functions but those that take `Shards` are about one shard, whose locals come with halo rows appended if it has a
-halo.
+Functions that take no `Shards` are about one shard, whose locals come with halo rows appended if it has a halo.
 """
 
 from __future__ import annotations
@@ -58,7 +57,9 @@ def optimise(problem: Problem, local: PyTree, lam: Array, shard: PyTree, sweeps:
     def again(carry: tuple[Any, ...]) -> tuple[PyTree, PyTree, PyTree]:
         count, old, _ = carry
         new = sweep(old)
-        return count + 1, new, _largest_change(old, new)
+        changes = jax.tree.leaves(jax.tree.map(lambda a, b: jnp.abs(b - a).max(initial=0), old, new))
+        size = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(new)]).max()
+        return count + 1, new, jnp.stack(changes).max() / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
     return jax.lax.while_loop(unfinished, again, (0, local, jnp.asarray(jnp.inf, lam.dtype)))[1]
 
@@ -110,19 +111,8 @@ def reinit_shard_states(problem: Problem, shards: Shards, solver: Solver) -> Non
     solver.rebuild_sums(problem, shards)
 
 
-def _largest_change(old: PyTree, new: PyTree) -> Array:
-    changes = jax.tree.map(lambda a, b: jnp.abs(b - a).max(initial=0), old, new)
-    sizes = jax.tree.map(lambda b: jnp.abs(b).max(initial=0), new)
-    largest, size = jnp.stack(jax.tree.leaves(changes)).max(), jnp.stack(jax.tree.leaves(sizes)).max()
-    return largest / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
-
-
 def require_gradients(by: str, problem: Problem) -> None:
-    """Raise if the model lacks what gradient steps on its locals need.
-
-    A shard with a halo has only its share of the terms it has in common with others in its loss, so the model must
-    offer the gradient of F (`Coupled`).
-    """
+    """Raise if shards have a halo and the model lacks the gradient of F: a shard's loss has half of each cut edge."""
     if problem.halo_rows:
         require(by, problem.model, Coupled)
 

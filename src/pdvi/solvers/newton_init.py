@@ -1,8 +1,7 @@
 """Where Algorithm 1 starts on a model without closed forms: near the optimum of some shards, by Newton's method.
 
-From a start of somebody's own choice the curvature says next to nothing of what it will be (a log standard deviation
-that is 10 too large, predictors of different units), shards pull lam to where none of them is at home, and no constant
-is right. A step on all shards looked at (at most 256) that must lower their loss goes wrong nowhere.
+The curvature at the model's start says little of what it will be (a log standard deviation that is 10 too large,
+predictors of different units). A step on all shards looked at (at most 256) must lower their loss.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import ShardFn, Shards
-from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Derivatives, settled
-from pdvi.solvers.primal_dual.oracles import LONGEST, as_promised
+from pdvi.solvers.primal_dual.curvature import SMALLEST, At, Derivatives
+from pdvi.solvers.primal_dual.oracles import LONGEST, CoordinateDescent, as_promised
 
 MOST_STEPS = 60
 MOST_SHORT = 8  # in a row that gain little since a coordinate is far from home: each may take it three times as far
@@ -34,7 +33,8 @@ class OptimizeLocals(eqx.Module):
         self, problem: Problem, lam: Array, local: PyTree, shard_state: PyTree, shard: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return them, and the shard state as it was."""
-        return settled(problem, lam, local, shard, self.independent_rows), shard_state, None
+        oracle = CoordinateDescent(independent_rows=self.independent_rows)
+        return oracle.local_step(problem, local, lam, shard), shard_state, None
 
 
 class NearOptimum(NamedTuple):
@@ -84,12 +84,8 @@ def _lower(before: Derivatives, after: Derivatives, promised: float) -> bool:
     """Return whether the loss fell as its slope had promised, not hidden by noise, and derivatives are numbers."""
     rounding = float(before.rounding)
     fell = as_promised(float(before.loss) - float(after.loss), promised, rounding)
-    return bool(
-        fell
-        and float(after.noise) <= promised + rounding
-        and np.isfinite(after.profiled).all()
-        and np.isfinite(after.following).all()
-    )
+    finite = np.isfinite(after.profiled).all() and np.isfinite(after.following).all()
+    return bool(fell and float(after.noise) <= promised + rounding and finite)
 
 
 def newton_step(
@@ -118,7 +114,7 @@ def newton_step(
     def too_long(more: float) -> bool:
         return bool((np.abs(damped(more)) > longest).any())
 
-    more = 0.0
+    more, whole = 0.0, float(along @ (along / values))
     if too_long(more):
         low, high = np.log(values.min()), np.log(values.max())
         while too_long(np.exp(high)):
@@ -127,8 +123,7 @@ def newton_step(
             middle = 0.5 * (low + high)
             low, high = (middle, high) if too_long(np.exp(middle)) else (low, middle)
         more = float(np.exp(high))
-    gain, whole = (float(along @ (along / (values + extra))) for extra in (more, 0.0))
-    return damped(more), gain, whole
+    return damped(more), float(along @ (along / (values + more))), whole
 
 
 def _sizes(diagonal: np.ndarray) -> np.ndarray:

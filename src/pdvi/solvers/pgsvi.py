@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pdvi._base.checks import positive
 from pdvi._base.types import Array, PyTree
 from pdvi.core.model import Conjugate, Natural, NaturalGradient, Nonconjugate, offers, require
 from pdvi.core.problem import Problem
@@ -12,7 +13,6 @@ from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.cavi import CAVIServer
 from pdvi.solvers.conjugate import best_globals
 from pdvi.solvers.local_variables import optimise
-from pdvi.solvers.rates import check_decay
 
 
 class PGSVI(Solver):
@@ -25,12 +25,9 @@ class PGSVI(Solver):
         eta = ( eta_t + beta (eta' - grad_m g) ) / (1 + beta)
 
     where eta' belongs to the best globals for the statistics of the batch. Without g this is `SVI` with the rate
-    beta / (1 + beta), for any beta > 0. Needs the model's ``statistics``, ``global_step``, ``natural`` and
-    ``from_natural``; g is what the model offers as ``nonconjugate(local, globals_, shard)`` (a shard's share of the
-    terms that its statistics leave out), with ``natural_gradient`` to turn grad_lam into grad_m.
-
-    Locals get ``sweeps`` local steps per visit. On the Potts mixture one such step is itself of this kind: the
-    coupling linearised, the rest exactly, and the model's damping as weight of the KL term.
+    beta / (1 + beta). Needs the model's ``statistics``, ``global_step``, ``natural`` and ``from_natural``; g is the
+    model's ``nonconjugate(local, globals_, shard)`` (a shard's share of the terms that its statistics leave out), with
+    ``natural_gradient`` to turn grad_lam into grad_m. Locals get ``sweeps`` local steps per visit.
     """
 
     rate: float = 0.1
@@ -41,7 +38,7 @@ class PGSVI(Solver):
         require(type(self).__name__, problem.model, Conjugate, Natural)
         if offers(problem.model, Nonconjugate):
             require(type(self).__name__, problem.model, NaturalGradient)
-        check_decay(self.rate, 0.0, 1.0)
+        positive("rate", self.rate)
         return CAVIServer(lam)
 
     def local_update(

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import jax
-import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
-from pdvi.core.model import Natural, NaturalGradient, require
+from pdvi.core.model import Natural, NaturalGradient
 from pdvi.core.problem import Problem
-from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.local_variables import optimise
-from pdvi.solvers.rates import check_decay, decayed
-from pdvi.solvers.svi import SVIServer
+from pdvi.solvers.rates import NaturalSteps, StepServer
 
 
-class SNGVI(Solver):
+class SNGVI(NaturalSteps):
     """Natural gradients by autodiff, on the globals alone (Wu, Gardner 2024).
 
     eta = eta - a_t grad_m F(lam),   F(lam) = sum_b min_phi f_b(phi, lam),   a_t = rate (t + delay)^-forgetting
 
     with m the expectation and eta the natural parameters of q(lam), and grad_m estimated from a batch as
-    (B / |S|) sum_b grad_m f_b(phi_b, lam), phi_b the minimiser: the locals are profiled out, and the gradient of a
-    minimum is the partial gradient at the minimiser. On a conjugate model grad_m F = eta - eta', so that this is
-    `SVI`; it does not need conjugacy, only a q in an exponential family: the model's ``natural``, ``from_natural`` and
-    ``natural_gradient(globals_, gradient)``, which turns grad_lam into grad_m.
+    (B / |S|) sum_b grad_m f_b(phi_b, lam), phi_b the minimiser. On a conjugate model grad_m F = eta - eta', and this is
+    `SVI`. Needs the model's ``natural``, ``from_natural`` and ``natural_gradient(globals_, gradient)``, which turns
+    grad_lam into grad_m.
 
     Nothing keeps eta within its domain: too large a ``rate`` diverges. ``sweeps`` and ``tol`` as in `SVI`.
     """
 
-    rate: float = 0.1
-    forgetting: float = 0.0
-    delay: float = 1.0
-    sweeps: int | None = None
-    tol: float = 1e-3
-
-    def init(self, problem: Problem, shards: Shards, lam: Array, batch_size: int) -> SVIServer:
-        """Return the server's state before the first step."""
-        require(type(self).__name__, problem.model, Natural, NaturalGradient)
-        check_decay(self.rate, self.forgetting, self.delay)
-        return SVIServer(lam, jnp.zeros(()))
+    needs: ClassVar[tuple[Any, ...]] = (Natural, NaturalGradient)
 
     def local_update(
         self, problem: Problem, broadcast: Array, local: PyTree, shard_state: PyTree, shard: PyTree
@@ -48,15 +36,15 @@ class SNGVI(Solver):
         return local, shard_state, jax.grad(problem.loss, argnums=1)(local, broadcast, shard)
 
     def server_update(
-        self, problem: Problem, server: SVIServer, total: Array, count: int, broadcast: Array
-    ) -> SVIServer:
+        self, problem: Problem, server: StepServer, total: Array, count: int, broadcast: Array
+    ) -> StepServer:
         """Return the globals after a step down the natural gradient."""
         model, globals_ = problem.model, problem.unravel(server.lam)
         slope = problem.n_shards / count * total
-        a = decayed(self.rate, server.made, self.forgetting, self.delay)
+        a = self.step_size(server)
         natural = jax.tree.map(
             lambda eta, gradient: eta - a * gradient,
             model.natural(globals_),
             model.natural_gradient(globals_, problem.unravel(slope)),
         )
-        return SVIServer(problem.ravel(model.from_natural(natural)), server.made + 1)
+        return StepServer(problem.ravel(model.from_natural(natural)), server.made + 1)

@@ -2,25 +2,22 @@
 
     minimise  sum_b f_b(phi_b, lam_b)   subject to   lam_b = lam0   for every shard b
 
-Oracle I is Oracle II with one number, D = 1/eta, for all coordinates. Nothing here knows how the subproblem is
-minimised (`oracles.py`), how D is chosen (`penalty.py`), where shards are (`executors`) or how long to
-run (`run/fit.py`).
+Oracle I is Oracle II with one number, D = 1/eta, for all coordinates. `oracles.py` minimises the subproblem,
+`penalty.py` chooses D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
+from pdvi.core.solver import Solver
 from pdvi.solvers.primal_dual.metric import applied, solved
-
-# (problem, phi, shard, lam0, mu, D) -> argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 |lam - lam0|_D^2
-Oracle = Callable[[Problem, PyTree, PyTree, Array, Array, Array], tuple[PyTree, Array]]
 
 
 class Server(NamedTuple):
@@ -46,21 +43,35 @@ class Broadcast(NamedTuple):
     penalty: Array
 
 
-def local_update(
-    oracle: Oracle, problem: Problem, broadcast: Broadcast, phi: PyTree, own: Own, shard: PyTree
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Update one shard, be it in memory, on a disk or on a cluster's worker."""
-    lam0, D = broadcast
-    phi, lam = oracle(problem, phi, shard, lam0, own.dual, D)  # local primal
-    gap = lam - lam0  # consensus violation
-    return phi, Own(lam, own.dual + applied(D, gap)), gap  # dual ascent
+class Algorithm1(Solver):
+    """Algorithm 1, whatever the oracle and the penalty."""
 
+    any_order: ClassVar[bool] = True
 
-def server_update(server: Server, gap: Array, count: int, n_shards: int, lam0: Array) -> Server:
-    """Update the server: ``gap`` is the sum of lam_b - lam0 over the ``count`` shards of a batch."""
-    gamma = lam0 + gap / count
-    h = server.h + gap / n_shards  # == D^-1 mean_b(mu_b)
-    return server._replace(lam=gamma, lam0=gamma + h, h=h)  # global primal
+    @abstractmethod
+    def minimize(
+        self, problem: Problem, phi: PyTree, shard: PyTree, lam0: Array, mu: Array, D: Array
+    ) -> tuple[PyTree, Array]:
+        """Return the argmin over (phi, lam) of f_b + <mu, lam - lam0> + 1/2 |lam - lam0|_D^2: the oracle."""
+
+    def broadcast(self, server: Server) -> Broadcast:
+        """Return lam0 and D."""
+        return Broadcast(server.lam0, server.penalty)
+
+    def local_update(
+        self, problem: Problem, broadcast: Broadcast, local: PyTree, shard_state: Own, shard: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return phi_b; lam_b and mu_b; lam_b - lam0."""
+        lam0, D = broadcast
+        phi, lam = self.minimize(problem, local, shard, lam0, shard_state.dual, D)  # local primal
+        gap = lam - lam0  # consensus violation
+        return phi, Own(lam, shard_state.dual + applied(D, gap)), gap  # dual ascent
+
+    def server_update(self, problem: Problem, server: Server, total: Array, count: int, broadcast: Broadcast) -> Server:
+        """Return gamma, h and lam0 after a batch; ``total`` is the sum of its gaps lam_b - lam0."""
+        gamma = broadcast.lam0 + total / count
+        h = server.h + total / problem.n_shards  # == D^-1 mean_b(mu_b)
+        return server._replace(lam=gamma, lam0=gamma + h, h=h)  # global primal
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -83,9 +94,3 @@ def with_mean_dual(server: Server, mean_dual: Array) -> Server:
     """Return the server with h rebuilt from the duals (fact one): a running sum drifts, a lost shard takes its own."""
     h = solved(server.penalty, mean_dual)
     return server._replace(h=h, lam0=server.lam + h)
-
-
-def dual_at(problem: Problem, lam: Array, phi: PyTree, shard: PyTree) -> Own:
-    """Return what a shard keeps at a point that is known (fact two): mu_b = - grad_lam f_b."""
-    gradient: Any = jax.grad(problem.loss, argnums=1)(phi, lam, shard)
-    return Own(lam, -gradient)

@@ -76,23 +76,18 @@ def arrow(loss: Callable[[Array, Array], Array], local: Array, lam: Array) -> Ar
 
 
 def positive_inverse(H: Array) -> Array:
-    """Return the inverse of symmetric matrices with eigenvalues made positive, in units of their diagonals."""
+    """Return the inverse of symmetric matrices with eigenvalues made positive, after Jacobi's scaling."""
     if H.shape[-1] == 0:
         return H
     if H.shape[-1] == 1:  # by far the commonest size has no eigenvalues to look for
         tiny = jnp.finfo(H.dtype).tiny
         return jnp.where(jnp.abs(H) > tiny, 1 / jnp.maximum(jnp.abs(H), tiny), 1.0)
-    size = units_of(H)
-    values, vectors = jnp.linalg.eigh(0.5 * (H + jnp.swapaxes(H, -1, -2)) / (size[..., :, None] * size[..., None, :]))
-    values = jnp.maximum(jnp.abs(values), FLOOR * jnp.finfo(H.dtype).eps)
-    inverse = (vectors / values[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
-    return inverse / (size[..., :, None] * size[..., None, :])
-
-
-def units_of(H: Array) -> Array:
-    """Return the roots of the diagonals, 1 where one is 0 (padded rows): Jacobi's scaling."""
     diagonal = jnp.abs(jnp.diagonal(H, axis1=-2, axis2=-1))
-    return jnp.where(diagonal > 0, jnp.sqrt(diagonal), 1.0)
+    size = jnp.where(diagonal > 0, jnp.sqrt(diagonal), 1.0)  # a padded row has 0
+    units = size[..., :, None] * size[..., None, :]
+    values, vectors = jnp.linalg.eigh(0.5 * (H + H.mT) / units)
+    values = jnp.maximum(jnp.abs(values), FLOOR * jnp.finfo(H.dtype).eps)
+    return (vectors / values[..., None, :]) @ vectors.mT / units
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -130,17 +125,15 @@ def rows_are_independent(problem: Problem) -> bool:
     if rows == 1:
         return False
     some = jnp.asarray(np.arange(rows) >> np.arange((rows - 1).bit_length())[:, None] & 1, bool)
-    chosen = np.unique(np.linspace(0, problem.n_shards - 1, PROBED).astype(int)).tolist()
-    return all(_keep_apart(problem, b, some) for b in chosen)
-
-
-def _keep_apart(problem: Problem, b: int, some: Array) -> bool:
-    d = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(problem.local_shape()))
-    rng = np.random.default_rng(b)  # numbers from outside: JAX's generator takes longer to compile than most losses
-    noise = [jnp.asarray(rng.standard_normal(shape)) for shape in ((problem.n_global,), *[(some.shape[1], d)] * 2)]
-    shard = None if problem.store is None else jax.tree.map(to_device, problem.store.read(b))
-    inside, across = _products(problem, shard, jnp.asarray(b), some, *noise)
-    return bool(np.isfinite(inside).all() and np.abs(across).max() <= COUPLED * np.abs(inside).max())
+    d = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    for b in np.unique(np.linspace(0, problem.n_shards - 1, PROBED).astype(int)).tolist():
+        rng = np.random.default_rng(b)  # numbers from outside: JAX's generator takes longer to compile than most losses
+        noise = [jnp.asarray(rng.standard_normal(shape)) for shape in ((problem.n_global,), (rows, d), (rows, d))]
+        shard = None if problem.store is None else jax.tree.map(to_device, problem.store.read(b))
+        inside, across = _products(problem, shard, jnp.asarray(b), some, *noise)
+        if not (np.isfinite(inside).all() and np.abs(across).max() <= COUPLED * np.abs(inside).max()):
+            return False
+    return True
 
 
 @eqx.filter_jit

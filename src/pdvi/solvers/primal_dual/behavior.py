@@ -53,8 +53,7 @@ def without_closed_form(problem: Problem, solver: Any, preconditioner: str | Non
         solver = dataclasses.replace(solver, oracle=oracle)
     own_step = offers(model, GlobalStep)  # it takes a diagonal, and is faster than any that takes a matrix
     full = (few and chosen and not own_step) if preconditioner is None else preconditioner == "full"
-    initialization = NEWTON if together else None
-    return AdaptivePenalty(solver, initialization, full=full, profiled=together, independent_rows=rows)
+    return AdaptivePenalty(solver, NEWTON if together else None, full=full, independent_rows=rows)
 
 
 class Case:

@@ -61,8 +61,8 @@ class Derivatives(NamedTuple):
     """Derivatives of a shard's loss, or of a sum of them, where locals follow the globals."""
 
     loss: Array
-    diagonal: Array  # (P,): sizes of the diagonal of H_ll, in the model's own units
     following: Array  # |S| in units of D: a matrix, or its diagonal's sizes
+    diagonal: Array  # (P,): sizes of the diagonal of H_ll, in the model's own units
     profiled: Array  # (P, P): S, in units of D
     reduced: Array  # (P,): the gradient after a step of the locals
     decrement: Array  # twice what a step of the locals gains
@@ -83,19 +83,14 @@ class Profile(eqx.Module):
         _, noise = with_noise(lambda point: problem.loss(point[0], point[1], shard), (local, told.lam))
         return Derivatives(
             loss=found.value,
-            diagonal=jnp.abs(jnp.diagonal(found.own)),
             following=_size(S, self.full),  # eigenvalues once: two sets side by side block each other on two cores
+            diagonal=jnp.abs(jnp.diagonal(found.own)),
             profiled=S,
             reduced=found.reduced,
             decrement=found.local_decrement,
             rounding=rounding_of(found.value),
             noise=noise,
         )
-
-
-def settled(problem: Problem, lam: Array, local: PyTree, shard: PyTree, independent_rows: bool) -> PyTree:
-    """Return the local variables that are best for fixed globals."""
-    return CoordinateDescent(independent_rows=independent_rows).local_step(problem, local, lam, shard)
 
 
 def rounding_of(value: Array) -> Array:
@@ -113,7 +108,7 @@ class Separate(eqx.Module):
     ) -> tuple[Array, Array, Array]:
         """Return them."""
         value, slope = jax.value_and_grad(problem.loss, argnums=1)(local, lam, shard)
-        better = settled(problem, lam, local, shard, self.independent_rows)
+        better = CoordinateDescent(independent_rows=self.independent_rows).local_step(problem, local, lam, shard)
         return slope, jnp.maximum(value - problem.loss(better, lam, shard), 0), rounding_of(value)
 
 

@@ -42,8 +42,7 @@ NEWTON_DIMENSION = 64  # up to here a dense Hessian is cheaper than a line-searc
 class Newton(eqx.Module):
     """At most ``steps`` damped Newton steps, until the gradient, measured by the Hessian, is ``tol`` times the first.
 
-    Eigenvalues are judged in the units of the Hessian's diagonal, whatever those of the model, and made positive, so
-    that it leaves saddles. A step that does not lower the objective is halved, so that it cannot overshoot. It also
+    Eigenvalues are taken in the units of the Hessian's diagonal and made positive, so that it leaves saddles. It also
     ends when rounding hides any decrease.
     """
 
@@ -77,10 +76,9 @@ class JointNewton(eqx.Module):
     """Newton steps on the locals and the globals of a shard at once, whatever their units.
 
     Rows of locals that meet in the globals only (``independent_rows``) cost a small block each; others are one row.
-    Eigenvalues are made positive and judged in the units of the diagonal for locals, in those of D for globals
-    (lam = lam0 + D^-1/2 z); a step is at most 2 (1 + |x|) in every coordinate, since a tail without curvature would
-    send it to where the loss is rounding noise; and it is halved until the objective falls. Ends when another step
-    would gain less than ``tol`` times what D charges for the way from lam0, so a visit takes as many steps as needed.
+    Eigenvalues are made positive, in the units of the diagonal for locals, in those of D for globals
+    (lam = lam0 + D^-1/2 z). Ends when another step would gain less than ``tol`` times what D charges for the way from
+    lam0.
     """
 
     independent_rows: bool = eqx.field(default=False, static=True)
@@ -130,8 +128,7 @@ def as_promised(brought: Any, promised: Any, rounding: Any) -> Any:
 def with_noise(value: Callable[[Any], Array], point: Any) -> tuple[Array, Array]:
     """Return the value at a point, and by how much it changes with the last digits of the coordinates.
 
-    That is the rounding error of terms that cancel each other, of which the value itself knows nothing: a loss with
-    log gamma functions of e^25 has one of thousands.
+    A loss with log gamma functions of e^25, which cancel each other, changes by thousands.
     """
     nearby = jax.tree.map(
         lambda x: x * (1 + jnp.finfo(x.dtype).eps * jnp.asarray(DIGITS, x.dtype).reshape(-1, *[1] * x.ndim)), point
@@ -152,8 +149,9 @@ class Direction(NamedTuple):
 def descended(value: Any, direction: Any, enough: Any, start: Any, steps: int, halvings: int = 40) -> Any:
     """Return the point after steps that are capped, halved until the value falls, and ended when they gain too little.
 
-    ``enough(point, first)`` is the least gain to go on for, ``first`` the gain of the first step: known in the loop
-    only, since what is differentiated outside of it as well is compiled twice.
+    A step is at most 2 (1 + |x|) in every coordinate: a tail without curvature would send it to where the loss is
+    rounding noise. ``enough(point, first)`` is the least gain to go on for, ``first`` that of the first step, which is
+    known in the loop only: what is differentiated outside of it as well is compiled twice.
     """
     eps = jnp.finfo(start[0].dtype).eps
 
@@ -218,11 +216,11 @@ class JointStep(eqx.Module):
 class CoordinateDescent(eqx.Module):
     """Sweeps of a local step, then a global step, from the shard's last locals and from lam0.
 
-    Each step is the model's closed form if it has one, else ``inner`` on autodiff derivatives (by default
-    `Newton` up to 64 variables, `LBFGS` above). Stops after ``sweeps``, or when a sweep moves no entry of lam
-    by more than ``tol`` times its distance from lam0. One sweep per visit is the fastest way to a given
-    objective; many sweeps with a small ``tol`` make the oracle exact. Where rows of locals meet in the globals only
-    (``independent_rows``), the local step is Newton's on all of them at once, a small block for each.
+    Each step is the model's closed form if it has one, else ``inner`` on autodiff derivatives (by default `Newton` up
+    to 64 variables, `LBFGS` above; where rows of locals meet in the globals only, ``independent_rows``, Newton's with a
+    small block for each). Stops after ``sweeps``, or when a sweep moves no entry of lam by more than ``tol`` times its
+    distance from lam0. One sweep per visit is the fastest way to a given objective; many with a small ``tol`` make the
+    oracle exact.
     """
 
     sweeps: int = 1
@@ -276,20 +274,12 @@ class CoordinateDescent(eqx.Module):
         return back(self._minimise(objective, start.ravel()).reshape(start.shape))
 
     def global_step(
-        self,
-        problem: Problem,
-        local: PyTree,
-        lam: Array,
-        shard: PyTree,
-        lam0: Array,
-        mu: Array,
-        penalty: Array,
+        self, problem: Problem, local: PyTree, lam: Array, shard: PyTree, lam0: Array, mu: Array, penalty: Array
     ) -> Array:
         """Return the global variables that are best for fixed locals."""
         if offers(problem.model, Conjugate) and penalty.ndim == 1:
             statistics = problem.model.statistics(local, shard)
             return problem.ravel(problem.model.global_step(statistics, problem.augmentation(lam0, mu, penalty)))
-
         if offers(problem.model, GlobalStep) and penalty.ndim == 1:
             added = problem.augmentation(lam0, mu, penalty)
             return problem.ravel(problem.model.improve_globals(local, problem.unravel(lam), shard, added))

@@ -11,7 +11,6 @@ from pdvi.core.problem import Problem, default_batch_size
 from pdvi.core.solver import Solver
 from pdvi.solvers.primal_dual.behavior import SCALE, Case, row_for
 from pdvi.solvers.primal_dual.pdvi import PrimalDual
-from pdvi.solvers.primal_dual.penalty import constant_for
 
 
 class P2DVI(PrimalDual):
@@ -65,20 +64,9 @@ class P2DVI(PrimalDual):
         return row_for(case).build(case)
 
     def explain(self, problem: Problem, batch_size: int | None = None, *, warm: bool = False) -> str:
-        """Return what this solver does on a problem, and why.
+        """Return in a sentence what this solver does on a problem, and why.
 
-        Parameters
-        ----------
-        problem
-            a `pdvi.Problem`.
-        batch_size
-            as in `pdvi.fit`.
-        warm
-            whether the run starts from given local variables.
-
-        Returns
-        -------
-        One sentence: the behavior, and the reason for it.
+        ``batch_size`` as in `pdvi.fit`; ``warm``: the run starts from given local variables.
 
         Examples
         --------
@@ -90,6 +78,6 @@ class P2DVI(PrimalDual):
         row = row_for(Case(self, problem, size, warm))
         return f"{row.behavior}: {row.reason}"
 
-    def constant(self, problem: Problem, batch_size: int) -> float:
-        """Return c, how many times the curvature D is."""
-        return constant_for(problem, batch_size, SCALE if self.scale is None else self.scale)
+    @property
+    def _scale(self) -> float:
+        return SCALE if self.scale is None else self.scale

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,21 +14,10 @@ from pdvi._base.types import Array, PyTree
 from pdvi.core.problem import Problem
 from pdvi.core.solver import Shards, Solver
 from pdvi.solvers.local_variables import like
-from pdvi.solvers.primal_dual.algorithm import (
-    Broadcast,
-    Own,
-    Server,
-    dual_at,
-    local_update,
-    server_update,
-    start,
-    with_mean_dual,
-    with_penalty,
-)
+from pdvi.solvers.primal_dual.algorithm import Algorithm1, Own, Server, start, with_mean_dual, with_penalty
 from pdvi.solvers.primal_dual.behavior import SCALE, has_closed_form, without_closed_form
 from pdvi.solvers.primal_dual.oracles import default_oracle
 from pdvi.solvers.primal_dual.penalty import (
-    constant_for,
     curvature_reader,
     curvature_shards,
     penalty_from_curvature,
@@ -35,20 +25,26 @@ from pdvi.solvers.primal_dual.penalty import (
 )
 
 
-class PrimalDual(Solver):
+class PrimalDual(Algorithm1):
     """What both forms share: everything but the choice of D."""
 
     eta: eqx.AbstractVar[Any]
     oracle: eqx.AbstractVar[Any]
-    any_order: ClassVar[bool] = True
 
     def automatic(self, problem: Problem, curvature: np.ndarray, batch_size: int) -> Array:
         """Return D where no ``eta`` is given, from the mean curvature at the start."""
         return self.shaped(penalty_from_curvature(problem, curvature, self.constant(problem, batch_size)))
 
     def constant(self, problem: Problem, batch_size: int) -> float:
-        """Return c, how many times the curvature D is."""
-        return constant_for(problem, batch_size, SCALE)
+        """Return c = max(1, scale B / |S|), how many times the curvature D is.
+
+        With |S| = 1 Algorithm 1 is Point-SAGA, whose best step scales the same way.
+        """
+        return max(1.0, self._scale * problem.n_shards / batch_size)
+
+    @property
+    def _scale(self) -> float:
+        return SCALE
 
     def shaped(self, penalty: Array) -> Array:
         """Return D in the form the method takes it."""
@@ -58,29 +54,21 @@ class PrimalDual(Solver):
         """Return the server's state before the first step, D from ``eta``, or from the curvature there."""
         if self.eta is not None:
             return start(lam, penalty_from_eta(problem, self.eta))
-        subset = curvature_shards(problem)
-        total = shards.sum(curvature_reader, lam, subset)
-        mean = np.asarray(total, float) / (problem.n_shards if subset is None else len(subset))
-        return start(lam, self.automatic(problem, mean, batch_size))
+        subset, n_sampled = curvature_shards(problem)
+        total = np.asarray(shards.sum(curvature_reader, lam, subset), float)
+        return start(lam, self.automatic(problem, total / n_sampled, batch_size))
 
     def init_shard_state(self, problem: Problem, lam: Array, local: PyTree, shard: PyTree | None) -> Own:
         """Return lam_b = lam, mu_b = 0; at given locals mu_b = - grad_lam f_b: a stationary start then stays put."""
-        return Own(lam, jnp.zeros_like(lam)) if shard is None else dual_at(problem, lam, local, shard)
+        if shard is None:
+            return Own(lam, jnp.zeros_like(lam))
+        return Own(lam, -jax.grad(problem.loss, argnums=1)(local, lam, shard))
 
-    def broadcast(self, server: Server) -> Broadcast:
-        """Return lam0 and D."""
-        return Broadcast(server.lam0, server.penalty)
-
-    def local_update(
-        self, problem: Problem, broadcast: Broadcast, local: PyTree, shard_state: Own, shard: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """Return phi_b; lam_b and mu_b; lam_b - lam0."""
-        oracle = self.oracle or default_oracle(problem)
-        return local_update(oracle, problem, broadcast, local, shard_state, shard)
-
-    def server_update(self, problem: Problem, server: Server, total: Array, count: int, broadcast: Broadcast) -> Server:
-        """Return gamma, h and lam0 after a batch."""
-        return server_update(server, total, count, problem.n_shards, broadcast.lam0)
+    def minimize(
+        self, problem: Problem, phi: PyTree, shard: PyTree, lam0: Array, mu: Array, D: Array
+    ) -> tuple[PyTree, Array]:
+        """Return what the oracle does: the one that is set, or the model's closed form, or coordinate descent."""
+        return (self.oracle or default_oracle(problem))(problem, phi, shard, lam0, mu, D)
 
     def rebuild_sums(self, problem: Problem, shards: Shards) -> None:
         """Rebuild h and lam0 from the duals."""

@@ -42,11 +42,6 @@ def penalty_from_curvature(problem: Problem, curvature: Any, constant: float) ->
     return jnp.asarray(constant * floored, jnp.result_type(float))
 
 
-def constant_for(problem: Problem, batch_size: int, scale: float) -> float:
-    """Return c = max(1, scale B / |S|): with |S| = 1 Algorithm 1 is Point-SAGA, whose best step scales the same way."""
-    return max(1.0, scale * problem.n_shards / batch_size)
-
-
 def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
     """Return D = 1/eta: one number, one per block, or an array of a block's shape for one per coordinate."""
     if not isinstance(eta, Mapping):
@@ -74,11 +69,15 @@ def penalty_from_eta(problem: Problem, eta: float | Mapping[str, Any]) -> Array:
     return problem.ravel(parts).astype(jnp.result_type(float))
 
 
-def curvature_shards(problem: Problem) -> np.ndarray | None:
-    """Return the shards whose curvature is looked at: all (None) if few or offered by the model, else some of them."""
+def curvature_shards(problem: Problem) -> tuple[np.ndarray | None, int]:
+    """Return the shards whose curvature is looked at, and their number: some if it is not offered and they are many.
+
+    None stands for all of them.
+    """
     if offers(problem.model, Curved) or problem.n_shards <= SAMPLED_SHARDS:
-        return None
-    return np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
+        return None, problem.n_shards
+    subset = np.unique(np.linspace(0, problem.n_shards - 1, SAMPLED_SHARDS).astype(int))
+    return subset, len(subset)
 
 
 def curvature_reader(problem: Problem, lam: Array, local: PyTree, own: PyTree, shard: PyTree) -> Array:
