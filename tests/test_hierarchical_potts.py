@@ -272,7 +272,7 @@ def quarters():
 def fitted_to(tissue, n_domains, n_types, *, beta=0.8, **options):
     graph = graphs.nearest(tissue.coordinates, 8).astype(float)
     sharded = ShardedGraph(len(tissue.X), graph, tissue.coordinates, n_shards=8, beta=beta)
-    types = one_hot(kmeans_labels(center(tissue.X).X, n_types, runs=4), n_types)
+    types = one_hot(kmeans_labels(center(tissue.X), n_types, runs=4), n_types)
     start = domains_of_types(types, tissue.coordinates, n_domains)
     options = FitOptions(learn_weight=False, **options)
     return fit_hierarchical(tissue.X, sharded, start, types, options), start.argmax(1)

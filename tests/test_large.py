@@ -24,14 +24,14 @@ from pdvi._base.work_dir import WorkDir
 from pdvi.cli.app import main
 from pdvi.mixtures import Config
 from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp import blocked
 from pdvi.pp.normalise import expression_of
 from pdvi.pp.spatial_components import neighbour_mean
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
 from pdvi.spatial import streaming
-from pdvi.spatial.streaming import Storage, fit_from_store
+from pdvi.spatial.streaming import StoredGraph
 
 counts = importlib.import_module("pdvi.datasets.tissue.counts")  # a function of the package has the same name
 QUIET = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -176,8 +176,9 @@ def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path, monkeypat
     graph = pdvi.graphs.nearest(places, 8, mutual=False).astype(float)
     known = np.eye(4, dtype=np.float32)[np.where(rng.random(2_500) < 0.15, 0, truth)]
     whole = fit_mixture(X, ShardedGraph(2_500, graph, places, n_shards=4, beta=0.3, sample=sample), known, FitOptions())
-    storage = Storage(pdvi.Disk(), WorkDir(tmp_path), 1_000)
-    stored = fit_from_store(X, graph, places, sample, known, FitOptions(), beta=0.3, storage=storage)
+    in_store = StoredGraph(2_500, graph, places, WorkDir(tmp_path), n_shards=4, beta=0.3, sample=sample)
+    stored = fit_mixture(X, in_store, known, FitOptions(executor=pdvi.Disk()))
+    in_store.remove()
     assert stored.result.converged
     assert len(stored.result.local_params) == 10
     assert adjusted_rand_score(whole.labels, truth) > (0.8 if sampled else 0.9)

@@ -18,6 +18,7 @@ from pdvi.mixtures.sharded_graph import pad_halo, safe_damping
 from pdvi.models.mixture import MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
+from pdvi.shards.store import StoreWriter
 
 
 class EmpiricalBayes(NamedTuple):
@@ -172,3 +173,13 @@ def in_memory(model: Any, shards: Iterator[tuple[dict[str, Any], np.ndarray]], w
             stacked[name][b] = values
         halos.append(halo)
     return Problem(model, stacked, halo=pad_halo(halos, bucketed=where.bucketed), check=False)
+
+
+def write_shards(writer: StoreWriter, shards: Iterator[tuple[dict[str, Any], np.ndarray]]) -> np.ndarray | None:
+    """Add shards to a store in single precision, one after the other, and return the halos of all."""
+    halos = []
+    for arrays, halo in shards:
+        values = {name: np.asarray(value) for name, value in arrays.items()}
+        writer.add({name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in values.items()})
+        halos.append(halo)
+    return pad_halo(halos, bucketed=False)

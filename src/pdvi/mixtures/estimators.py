@@ -178,7 +178,7 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         starts = [known] if known is not None else [self._kmeans_start(some, int(seed)) for seed in seeds]
         best = min(map(refit, starts), key=lambda fitted: fitted.objective)
         if best.result.converged and (self.reseed or (self.exchange and known is None)):
-            seen = (some - best.offset) @ best.whitening.T
+            seen = best.rows(some)
             best = split_and_merge(best, seen, refit, merge=self.exchange and known is None)
         self._keep(best, time.perf_counter() - began)
         self._structure = kind
@@ -205,7 +205,7 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         return self._density.log_density(rows)
 
     def _kmeans_start(self, X: np.ndarray, seed: int) -> np.ndarray:
-        labels = kmeans_labels(center(X).X.astype(np.float32), self.n_components, seed=seed)
+        labels = kmeans_labels(center(X).astype(np.float32), self.n_components, seed=seed)
         return one_hot(labels, self.n_components)
 
     def _known_start(self, X: np.ndarray) -> np.ndarray | None:

@@ -144,7 +144,7 @@ class PottsMixture(_OnGraph):
         options = dataclasses.replace(options, seed=int(seeds[0]))
         starts = [start]
         if start is None:
-            x = center(X).X
+            x = center(X)
             starts = [one_hot(kmeans_labels(x, self.n_components, seed=int(seed)), self.n_components) for seed in seeds]
 
         def refit(probabilities: np.ndarray) -> MixtureFit:
@@ -153,7 +153,7 @@ class PottsMixture(_OnGraph):
         best = min(map(refit, starts), key=lambda fitted: fitted.objective)
         if not (self.reseed and best.result.converged):
             return best
-        seen = (X - best.offset) @ best.whitening.T
+        seen = best.rows(X)
         return split_and_merge(best, seen, refit, graph=graph, max_moves=self.n_components)
 
     def _evidence(self, X: np.ndarray) -> Any:
@@ -208,7 +208,7 @@ class TwoLevelMixture(_OnGraph):
         positive("concentration", self.concentration)
         seed = int(check_random_state(self.random_state).randint(2**31))
         options = dataclasses.replace(options, seed=seed, concentration=float(self.concentration))
-        types = one_hot(kmeans_labels(center(rows).X, n_types, seed=seed), n_types)
+        types = one_hot(kmeans_labels(center(rows), n_types, seed=seed), n_types)
         around = rows if places is None else places
         start = domains_of_types(types, around, self.n_components, n_neighbors=self.n_neighbors, seed=seed)
         sharded = self._sharded(rows, checked, places, options.config)

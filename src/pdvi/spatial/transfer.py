@@ -15,8 +15,7 @@ from scipy.special import softmax
 from pdvi._base.device import on_device
 from pdvi.core.result import Point
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.init import MIN_VARIANCE, means_of, one_hot, scale_of
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import MIN_VARIANCE, about_mean, means_of, one_hot, scale_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.mixture import PottsMixtureModel
 from pdvi.run.fit import fit

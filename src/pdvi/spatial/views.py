@@ -27,7 +27,7 @@ from pdvi.mixtures.neighborhood import domains_of_types
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
 from pdvi.spatial.consensus import Consensus, adjusted_rand, consensus
-from pdvi.spatial.streaming import Storage, fit_from_store
+from pdvi.spatial.streaming import Storage, StoredGraph
 
 
 class View(NamedTuple):
@@ -126,7 +126,7 @@ def fit_view(
     fitted = min(map(refit, starts), key=lambda one: one.objective)
     if types is not None:
         return fitted
-    rows = (X - (fitted.offset if graph.sample is None else fitted.offset[graph.sample])) @ fitted.whitening.T
+    rows = fitted.rows(X, graph.sample)
     return split_and_merge(fitted, rows, refit, graph=tissue.graph, max_moves=settings.n_domains)
 
 
@@ -155,7 +155,7 @@ def starts_of(
 ) -> list[np.ndarray]:
     """Return the probabilities of domains that a view is fitted from, by k-means."""
     if types is None:
-        return _starts(center(X, tissue.sample).X, settings)
+        return _starts(center(X, tissue.sample), settings)
     near = {"n_neighbors": view.n_neighbors, "seed": settings.options.seed, "runs": _runs(len(X), settings)}
     return [domains_of_types(types, tissue.coordinates, settings.n_domains, **near)]
 
@@ -170,7 +170,7 @@ def _starts(X: np.ndarray, settings: ViewSettings) -> list[np.ndarray]:
 def types_of(tissue: Tissue, settings: ViewSettings) -> np.ndarray:
     """Return expression states of single spots by k-means, as probabilities; as many as there are different spots."""
     X = tissue.components[:, : settings.n_features(tissue.components.shape[1])]
-    labels = _kmeans(center(X, tissue.sample).X, min(settings.config.n_types, len(X)), settings)
+    labels = _kmeans(center(X, tissue.sample), min(settings.config.n_types, len(X)), settings)
     used, labels = np.unique(labels, return_inverse=True)
     return one_hot(labels, len(used))
 
@@ -268,9 +268,13 @@ def _fit_all_rows(tissue: Tissue, view: View, settings: ViewSettings, start: np.
     storage = settings.storage
     if storage is None or len(tissue.coordinates) <= storage.max_rows:
         return fit_view(tissue, view, shard_tissue(tissue, settings), settings, start)
-    X = tissue.averages[view.n_neighbors][:, : settings.n_features(tissue.components.shape[1])]
-    places = (tissue.graph, tissue.coordinates, tissue.sample)
-    return fit_from_store(X, *places, start, settings.options, beta=settings.beta, storage=storage)
+    n_shards = settings.config.patches(len(tissue.coordinates))
+    options: dict[str, Any] = {"n_shards": n_shards, "beta": settings.beta, "sample": tissue.sample}
+    graph = StoredGraph(len(tissue.coordinates), tissue.graph, tissue.coordinates, storage.folder, **options)
+    X, types = rows_of(tissue, view, settings)
+    fitted = fit_from(X, graph, start, types, dataclasses.replace(settings.options, executor=storage.executor))
+    graph.remove()
+    return fitted
 
 
 def group_tissue(tissue: Tissue, size: int) -> tuple[Tissue, np.ndarray]:

@@ -15,7 +15,7 @@ from pdvi._base.checks import instance
 from pdvi.gr import knn_graph
 from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
 from pdvi.pp.spatial_components import projected
