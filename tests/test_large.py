@@ -31,7 +31,7 @@ from pdvi.pp.normalise import expression_of
 from pdvi.pp.spatial_components import neighbour_mean
 from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
 from pdvi.spatial import streaming
-from pdvi.spatial.streaming import StoredGraph
+from pdvi.spatial.streaming import Storage, StoredGraph
 
 counts = importlib.import_module("pdvi.datasets.tissue.counts")  # a function of the package has the same name
 QUIET = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -176,9 +176,10 @@ def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path, monkeypat
     graph = pdvi.graphs.nearest(places, 8, mutual=False).astype(float)
     known = np.eye(4, dtype=np.float32)[np.where(rng.random(2_500) < 0.15, 0, truth)]
     whole = fit_mixture(X, ShardedGraph(2_500, graph, places, n_shards=4, beta=0.3, sample=sample), known, FitOptions())
-    in_store = StoredGraph(2_500, graph, places, WorkDir(tmp_path), n_shards=4, beta=0.3, sample=sample)
-    stored = fit_mixture(X, in_store, known, FitOptions(executor=pdvi.Disk()))
-    in_store.remove()
+    in_store = StoredGraph(
+        2_500, graph, places, Storage(pdvi.Disk(), WorkDir(tmp_path), 1_000), n_shards=4, beta=0.3, sample=sample
+    )
+    stored = fit_mixture(X, in_store, known, FitOptions())
     assert stored.result.converged
     assert len(stored.result.local_params) == 10
     assert adjusted_rand_score(whole.labels, truth) > (0.8 if sampled else 0.9)

@@ -52,7 +52,6 @@ class FitOptions:
     added_variance: float = 0.0  # to every feature's
     n_present: int | None = None  # components that are no padding; None: all
     solver: Any = None
-    executor: Any = None
     seed: int = 0
     config: Config = CONFIG
 
@@ -68,7 +67,7 @@ def fit_mixture(X: np.ndarray, graph: ShardedGraph, start: np.ndarray, options: 
 
     def run(damping: float) -> Result:
         damped = dataclasses.replace(model, damping=on_device(damping))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), graph.shard(start), options)
+        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), graph.shard(start), options, graph.executor)
 
     result = _without_oscillation(run, graph, options)
     return MixtureFit(result, model, graph.unshard(result.local_params), rows.offset, rows.whitening)
@@ -129,7 +128,7 @@ def fit_hierarchical(
 
     def run(damping: float) -> Result:
         damped = dataclasses.replace(model, types=dataclasses.replace(lower, damping=on_device(damping)))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), local, options)
+        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), local, options, graph.executor)
 
     result = _without_oscillation(run, graph, options)
     found = {name: graph.unshard(values) for name, values in result.local_params.items()}
@@ -144,10 +143,11 @@ def model_of(
     The prior of the means has the variance between the starting means; that of the offsets is as wide, so that two
     samples without a common domain are not forced onto each other.
     """
+    sampled: Any = subset
     if subset is None:
         offset, start, sampled = means_by_sample(X, graph.sample), start[graph.sampled], graph.sampled
     else:
-        offset, sampled = means_by_sample(X[subset], None), subset
+        offset = means_by_sample(X[subset], None)
     some = X[sampled] - (offset if graph.sample is None else offset[graph.sample[sampled]])
     unit = unit_of(X, some)
     some, covariance, d = np.asarray(in_unit(some, unit)), options.covariance, X.shape[1]
@@ -226,7 +226,7 @@ def _frames(X: np.ndarray, start: np.ndarray, means: np.ndarray) -> tuple[np.nda
     return means, np.stack(frames)
 
 
-def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
+def run_fit(problem: Any, local: Any, options: FitOptions, executor: Any = None) -> Result:
     """Return the result of `fit` from given responsibilities."""
     config = options.config
     solver = options.solver
@@ -241,7 +241,7 @@ def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
         tol=0.0,
         abs_tol=config.tol * float(problem.model.n_rows),
         seed=options.seed,
-        executor=options.executor,
+        executor=executor,
         progress=False,
     )
     if result.status is Status.INTERRUPTED:  # a part of a fit is of no use here

@@ -46,6 +46,8 @@ class ShardedGraph:
         Of the draws with which rows without a graph are dealt out.
     """
 
+    executor: Any = None  # of fits; None: in memory
+
     def __init__(
         self,
         n_rows: int,

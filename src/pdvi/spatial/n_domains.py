@@ -27,8 +27,8 @@ def fit_candidates(
     most = max(candidates)
     for k, number in track([(k, n) for k in candidates for n in range(len(features))]):
         X = features[number]
-        runs = max(1, min(options.config.kmeans_runs, options.config.budget // (3 * len(X))))
-        start = one_hot(kmeans_labels(center(X, graph.sample), k, seed=number, runs=runs), most)
+        labels = kmeans_labels(center(X, graph.sample), k, seed=number, runs=options.config.runs(len(X)))
+        start = one_hot(labels, most)
         own = dataclasses.replace(options, seed=number, n_present=k)
         fitted = fit_mixture(X, graph, start, own)
         found[k].append(fitted._replace(probabilities=fitted.probabilities[:, :k]))

@@ -29,14 +29,14 @@ class Storage(NamedTuple):
 
 
 class StoredGraph(ShardedGraph):
-    """The same as `ShardedGraph` for rows that do not fit into memory; of one problem at a time there is a store."""
+    """The same as `ShardedGraph` for rows that do not fit into memory; `unshard` removes the store of a problem."""
 
     def __init__(
         self,
         n_rows: int,
         graph: sp.csr_array,
         coordinates: np.ndarray,
-        folder: WorkDir,
+        storage: Storage,
         *,
         n_shards: int,
         beta: float = 1.0,
@@ -46,7 +46,8 @@ class StoredGraph(ShardedGraph):
         cuts = median_cuts(coordinates, max(n_shards, -(-n_rows // SHARD_ROWS)))
         self.layout, self.total_weight = layout(cuts, along_space(coordinates)), float(n_rows)
         self.weight, self._blocks = None, None
-        self.graph, self.sample, self.beta, self._folder = graph, sample, float(beta), folder
+        self.graph, self.sample, self.beta = graph, sample, float(beta)
+        self.executor, self._folder = storage.executor, storage.folder
         self.sampled = slice(None, None, max(1, n_rows // SAMPLED_ROWS))
         self._arrays = {"mask": self.layout.mask.astype(np.float32)}
 
@@ -59,6 +60,8 @@ class StoredGraph(ShardedGraph):
             writer.finish(halo=halo, rows=self.layout.rows)
         return Problem.from_store(path, model, verify=False)
 
-    def remove(self) -> None:
-        """Remove the store."""
+    def unshard(self, local: Any) -> np.ndarray:
+        """Return the probabilities of rows, and remove the store."""
+        probabilities = super().unshard(local)
         self._folder.remove(STORE)
+        return probabilities

@@ -152,7 +152,7 @@ def domains(
             tissue, settings = _streamed(adata, blocks, chosen, settings, stack, limits, **where)
         watch.lap("missing")
         found = find_domains(tissue, chosen, settings)
-        mixtures = keep_mixtures(tissue, found.consensus.labels, chosen, settings)
+        mixtures = keep_mixtures(tissue, found.labels, chosen, settings)
     watch.lap("fit")
     params = {
         "n_domains": int(n_domains),
@@ -167,7 +167,7 @@ def domains(
         "seed": int(seed),
         "config": config.as_params(),
     }
-    write_domains(adata, key_added, found, params, mixtures)
+    write_domains(adata, key_added, found, chosen, params, mixtures)
     adata.uns[key_added] |= {"seconds": watch.laps, "fit_seconds": watch.laps["fit"]}
     return adata if copy else None
 
