@@ -28,8 +28,7 @@ from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp import blocked
 from pdvi.pp.normalise import expression_of
-from pdvi.pp.spatial_components import neighbour_mean
-from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+from pdvi.pp.tiles import averaged, mean_of_others, nearest_by_tiles, nearest_others, neighbor_table
 from pdvi.spatial import streaming
 from pdvi.spatial.streaming import Storage, StoredGraph
 
@@ -127,7 +126,7 @@ def test_genes_totals_and_logarithms_in_blocks_are_those_of_the_whole(dense, tmp
 def test_components_in_blocks_are_those_of_the_whole(tmp_path, monkeypatch):
     adata = pdvi.datasets.tissue(3_000, n_genes=150, n_domains=5, n_samples=2, seed=2)
     stages, samples, _, X = in_blocks(adata, tmp_path, 2_000, monkeypatch)
-    W = neighbour_mean(adata.obsm["spatial"], samples, 6)
+    W = mean_of_others(neighbor_table(adata.obsm["spatial"], samples, 6), 6)
     found = blocked.leading_components(stages, X, sp.csr_array(W + W.T), samples, 30, 0)
     pdvi.pp.spatial_components(adata, sample_key="sample")
     whole = adata.uns["X_spatial"]

@@ -14,7 +14,7 @@ from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.pp.normalise import expression_of, times, to_median
-from pdvi.shards.nearest import other_rows
+from pdvi.pp.tiles import mean_of_others, neighbor_table
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
@@ -86,7 +86,7 @@ def spatial_components(
         normalize = expression.normalized
     else:
         X = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
-    agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
+    agreement = Agreement(X, mean_of_others(neighbor_table(coordinates, samples, n_neighbors), n_neighbors), samples)
     values, loadings = leading_eigenvectors(agreement, min(n_components, X.shape[1]), seed)
     adata.obsm[key_added] = agreement.project(loadings)
     adata.uns[key_added] = {
@@ -167,21 +167,6 @@ class Agreement:
         """Return the product with one vector, or with several as columns."""
         around = self.both_ways @ self.project(V)
         return np.asarray(self.X.T @ around, float) - self.mean.T @ np.asarray(self.of_sample @ around, float)
-
-
-def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
-    """Return the matrix that takes the mean over the nearest spots of the same sample, without the spot itself."""
-    n = len(coordinates)
-    row, column, weight = [np.empty(0, int)], [np.empty(0, int)], [np.empty(0, np.float32)]
-    for sample in np.unique(samples):
-        own = np.flatnonzero(samples == sample)
-        k = min(n_neighbors, len(own) - 1)
-        if k == 0:  # a spot alone has no neighbours
-            continue
-        row.append(np.repeat(own, k))
-        column.append(own[other_rows(coordinates[own], k)].ravel())
-        weight.append(np.full(len(own) * k, 1 / k, np.float32))
-    return sp.csr_array((np.concatenate(weight), (np.concatenate(row), np.concatenate(column))), shape=(n, n))
 
 
 def leading_eigenvectors(agreement: Agreement, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
