@@ -16,8 +16,7 @@ from models_for_tests import cut, hierarchical_problem, ring
 from pdvi import graphs, metrics
 from pdvi.mixtures.density import Density
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.neighborhood import domains_of_types
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS
 

@@ -14,8 +14,7 @@ from scipy.stats import multivariate_normal
 import pdvi
 from pdvi.mixtures import Config
 from pdvi.mixtures.fit_mixture import FitOptions
-from pdvi.spatial.n_domains import held_out_log_density
-from pdvi.tl.choose import halves, held_out_scores
+from pdvi.tl.choose import halves, held_out_log_density, held_out_scores
 
 
 def layered(n=900, n_genes=60, seed=0):

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from pdvi._base.device import on_device
+from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, MixtureFit
@@ -63,13 +64,7 @@ def fit_mixture(X: np.ndarray, graph: ShardedGraph, start: np.ndarray, options: 
     again with the damping that excludes it; the better fit is returned.
     """
     model, rows = model_of(X, start, graph, options)
-    problem = graph.problem(model, rows)
-
-    def run(damping: float) -> Result:
-        damped = dataclasses.replace(model, damping=on_device(damping))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), graph.shard(start), options, graph.executor)
-
-    result = _without_oscillation(run, graph, options)
+    result = _without_oscillation(graph.problem(model, rows), graph.shard(start), graph, options)
     return MixtureFit(result, model, graph.unshard(result.local_params), rows.offset, rows.whitening)
 
 
@@ -123,14 +118,8 @@ def fit_hierarchical(
         log_weight=on_device(np.full(start.shape[1], -np.log(start.shape[1]))),
         learn_weight=options.learn_weight,
     )
-    problem = graph.problem(model, rows)
     local = {"domain": graph.shard(start), "type": graph.shard(types)}
-
-    def run(damping: float) -> Result:
-        damped = dataclasses.replace(model, types=dataclasses.replace(lower, damping=on_device(damping)))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), local, options, graph.executor)
-
-    result = _without_oscillation(run, graph, options)
+    result = _without_oscillation(graph.problem(model, rows), local, graph, options)
     found = {name: graph.unshard(values) for name, values in result.local_params.items()}
     return MixtureFit(result, model, found["domain"], rows.offset, rows.whitening, found["type"])
 
@@ -249,17 +238,19 @@ def run_fit(problem: Any, local: Any, options: FitOptions, executor: Any = None)
     return result
 
 
-def _without_oscillation(run: Any, graph: ShardedGraph, options: FitOptions) -> Result:
+def _without_oscillation(problem: Problem, local: Any, graph: ShardedGraph, options: FitOptions) -> Result:
+    """Return the result without damping, or if that oscillates the better of it and one with damping."""
+
+    def run(damping: float) -> Result:
+        damped = eqx.tree_at(lambda p: getattr(p.model, "types", p.model).damping, problem, on_device(damping))
+        return run_fit(damped, local, options, graph.executor)
+
     result = run(0.0)
-    if graph.graph is None or not _oscillates(result, options.config.tol * graph.total_weight):
+    tol, objective = options.config.tol * graph.total_weight, result.trace["objective"].to_numpy()
+    set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
+    # on the way it may rise before it falls
+    if graph.graph is None or not (set_back or objective[-1] > objective.min() + 10 * tol):
         return result
     damping = graph.safe_damping(options.temperature)
     again = run(damping) if damping else result
     return again if again.objective < result.objective else result
-
-
-def _oscillates(result: Result, tol: float) -> bool:
-    """Whether a run was set back, or ended above its lowest objective: on the way it may rise before it falls."""
-    objective = result.trace["objective"].to_numpy()
-    set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
-    return bool(set_back or objective[-1] > objective.min() + 10 * tol)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import digamma, softmax
+from scipy.special import digamma, log_softmax, softmax
 from sklearn.base import ClusterMixin
 from sklearn.neighbors import kneighbors_graph
 from sklearn.utils import check_random_state
@@ -23,13 +24,13 @@ from pdvi.mixtures.config import Config
 from pdvi.mixtures.density import MixtureFit
 from pdvi.mixtures.estimators import SHARED, Mixture
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.label_propagation import propagate_labels
-from pdvi.mixtures.neighborhood import domains_of_types
-from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
+from pdvi.mixtures.sharded_graph import ShardedGraph, safe_damping
 from pdvi.mixtures.split_merge import split_and_merge
 
 NEIGHBORS = 8  # of a graph that nobody gave
+MAX_SWEEPS = 500  # in which labels of other rows are found
+SWEEP_TOL = 1e-5  # of a probability in a sweep
 
 
 @dataclass(eq=False, repr=False)
@@ -231,3 +232,28 @@ class TwoLevelMixture(_OnGraph):
             return types @ self._log_theta.T
 
         return of_types
+
+
+def propagate_labels(
+    evidence: Callable[[np.ndarray], np.ndarray],
+    graph: sp.csr_array,
+    shape: tuple[int, int],
+    *,
+    beta: float = 1.0,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Return phi with phi_i = softmax((evidence_i(phi) + beta sum_l r_il phi_l) / temperature), by damped sweeps.
+
+    ``evidence`` gives the log density of every row under every label. Labels that are undecided tell neighbors nothing,
+    so the first sweep knows of the rows alone.
+    """
+    damping = safe_damping(graph, beta, temperature)
+    phi = np.full(shape, 1 / shape[1])
+    log_phi = np.log(phi)
+    for _ in range(MAX_SWEEPS):
+        logits = (evidence(phi) + beta * (graph @ phi)) / temperature
+        log_phi = log_softmax((logits + damping * log_phi) / (1 + damping), axis=1)
+        before, phi = phi, np.exp(log_phi)
+        if np.abs(phi - before).max() < SWEEP_TOL:
+            break
+    return phi

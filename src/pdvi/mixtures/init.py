@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from pdvi.shards.nearest import nearest_rows
+
+if TYPE_CHECKING:
+    from sklearn.cluster import KMeans
 
 NORMAL_SPREAD = 1e-4, 1e4  # spreads that single precision squares and multiplies without loss: left as they are
 POSSIBLE_SPREAD = 1e-150, 1e150  # spreads whose squares a double holds
@@ -83,25 +88,39 @@ def _impossible(size: float) -> ValueError:
     return ValueError(msg)
 
 
-def kmeans_labels(
-    X: np.ndarray, n_components: int, *, seed: int = 0, runs: int = 1, max_rows: int = KMEANS_ROWS
-) -> np.ndarray:
-    """Return the label of every row by the best of ``runs`` of k-means on at most ``max_rows`` rows."""
+def kmeans_of(X: np.ndarray, n_components: int, *, seed: int, runs: int, max_rows: int) -> tuple[np.ndarray, KMeans]:
+    """Return at most ``max_rows`` rows, drawn at random, and the best of ``runs`` of k-means on them."""
     from sklearn.cluster import KMeans
 
     rng = np.random.default_rng(seed)
     sample = X if len(X) <= max_rows else X[np.sort(rng.choice(len(X), max_rows, replace=False))]
     sample = np.asarray(sample, float)  # scikit-learn converts single precision again and again
-    kmeans = KMeans(n_components, n_init=runs, tol=KMEANS_TOL, random_state=int(rng.integers(2**31))).fit(sample)
+    kmeans = KMeans(n_components, n_init=runs, tol=KMEANS_TOL, random_state=int(rng.integers(2**31)))
+    return sample, kmeans.fit(sample)
+
+
+def kmeans_labels(
+    X: np.ndarray, n_components: int, *, seed: int = 0, runs: int = 1, max_rows: int = KMEANS_ROWS
+) -> np.ndarray:
+    """Return the label of every row by the best of ``runs`` of k-means on at most ``max_rows`` rows."""
+    sample, kmeans = kmeans_of(X, n_components, seed=seed, runs=runs, max_rows=max_rows)
     if len(sample) == len(X):
         return np.asarray(kmeans.labels_)
-    return nearest_mean(X, kmeans.cluster_centers_)
-
-
-def nearest_mean(X: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Return the mean that is nearest to every row."""
-    means = np.asarray(means, X.dtype)
+    means = np.asarray(kmeans.cluster_centers_, X.dtype)
     return np.asarray((0.5 * (means**2).sum(1) - X @ means.T).argmin(1))
+
+
+def domains_of_types(
+    types: np.ndarray, coordinates: np.ndarray, n_domains: int, *, n_neighbors: int = 30, seed: int = 0, runs: int = 1
+) -> np.ndarray:
+    """Return domains by k-means of the root mean fractions of types around each row, as probabilities, (rows, K)."""
+    few = max(1, len(types) // n_domains)  # rows of an average domain: with more all places would look alike
+    near = nearest_rows(coordinates, min(n_neighbors + 1, few))
+    fractions = np.zeros_like(types)
+    for column in near.T:
+        fractions += types[column]
+    roots = np.sqrt(fractions / near.shape[1])  # distances between roots tell compositions apart as counts do
+    return one_hot(kmeans_labels(roots, n_domains, seed=seed, runs=runs), n_domains)
 
 
 def means_of(X: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

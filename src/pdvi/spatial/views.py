@@ -22,8 +22,7 @@ from pdvi.mixtures.coarsen import coarsen
 from pdvi.mixtures.config import Config
 from pdvi.mixtures.density import MixtureFit
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.neighborhood import domains_of_types
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
 from pdvi.spatial.consensus import adjusted_rand, agreement, certainty_of, consensus, medoid, votes
