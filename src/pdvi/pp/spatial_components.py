@@ -138,12 +138,8 @@ def projected(adata: Any, made: Mapping[str, Any], *, layer: str | None = None) 
         X = times(
             X, to_median(totals, target * share)[1], log=bool(params.get("log", True))
         )  # of slides that an older version has fitted
-    scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), np.float32(params["clip"])
-    if is_sparse(X):
-        X = sp.csr_array(X)
-        X.data = np.clip(X.data / scale[X.indices], -clip, clip)
-    else:
-        X = np.clip(X / scale, -clip, clip)
+    scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), float(params["clip"])
+    _divide(X := sp.csr_array(X) if is_sparse(X) else X, scale, clip)
     return np.asarray(X @ np.asarray(made["loadings"], np.float32)[~missing], np.float32)
 
 
@@ -194,27 +190,24 @@ def upright(vectors: np.ndarray) -> np.ndarray:
 def sample_means(X: Any, samples: np.ndarray) -> np.ndarray:
     """Return the mean row of every sample."""
     indicator = _indicator(samples, float)
-    total = indicator @ X
-    total = total.toarray() if is_sparse(total) else np.asarray(total)
-    return total / indicator.sum(1).reshape(-1, 1)
+    total: Any = indicator @ X
+    return (total.toarray() if is_sparse(total) else np.asarray(total)) / indicator.sum(1).reshape(-1, 1)
 
 
 def _scale(X: Any, samples: np.ndarray, clip: float) -> np.ndarray:
     """Divide every gene by its standard deviation within samples, in place, clip, and return what it was divided by."""
     mean = sample_means(X, samples)
-    square = X.copy()
-    if is_sparse(square):
-        square.data **= 2
-    else:
-        square **= 2
+    square = X.multiply(X) if is_sparse(X) else X**2
     scale = scale_of_genes(mean, sample_means(square, samples), np.bincount(samples) / len(samples))
-    if is_sparse(X):
-        X.data /= scale.astype(X.dtype)[X.indices]
-        np.clip(X.data, -clip, clip, out=X.data)
-    else:
-        X /= scale.astype(X.dtype)
-        np.clip(X, -clip, clip, out=X)
+    _divide(X, scale, clip)
     return scale
+
+
+def _divide(X: Any, scale: np.ndarray, clip: float) -> None:
+    """Divide genes by their scale, in place, and clip."""
+    values, divisor = (X.data, scale.astype(X.dtype)[X.indices]) if is_sparse(X) else (X, scale.astype(X.dtype))
+    values /= divisor
+    np.clip(values, -clip, clip, out=values)
 
 
 def scale_of_genes(mean: np.ndarray, square: np.ndarray, share: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ BLOCK = 100_000  # rows of a table of neighbors that are worked on at once
 
 def neighbor_table(coordinates: np.ndarray, samples: np.ndarray, k: int) -> np.ndarray:
     """Return the spot itself and its k nearest of the same sample, nearest first; -1 where a sample has fewer."""
+    k = min(k, int(np.bincount(samples).max()) - 1)
     table = np.full((len(coordinates), k + 1), -1, np.int32)
     for sample in np.unique(samples):
         own = np.flatnonzero(samples == sample)
@@ -68,7 +69,9 @@ def mean_of_others(table: np.ndarray, k: int) -> sp.csr_array:
     return W
 
 
-def nearest_edges(table: np.ndarray, k: int) -> sp.csr_array:
-    """Return edges of weight 1 between spots of which one is among the k nearest of the other."""
+def nearest_edges(table: np.ndarray, k: int, *, mutual: bool = False) -> sp.csr_array:
+    """Return edges of weight 1 between spots of which one (``mutual``: each) is among the k nearest of the other."""
     directed = nearest_others(table, k)
-    return sp.csr_array(directed.maximum(sp.csr_array(directed.T)))
+    directed.sort_indices()
+    reverse = sp.csr_array(directed.T)
+    return sp.csr_array(directed.minimum(reverse) if mutual else directed.maximum(reverse))
