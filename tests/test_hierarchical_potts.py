@@ -16,8 +16,7 @@ from models_for_tests import cut, hierarchical_problem, ring
 from pdvi import graphs, metrics
 from pdvi.mixtures.density import Density
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.neighborhood import domains_of_types
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.mixture import PRIOR_COUNT, PRIOR_ROWS
 
@@ -272,7 +271,7 @@ def quarters():
 def fitted_to(tissue, n_domains, n_types, *, beta=0.8, **options):
     graph = graphs.nearest(tissue.coordinates, 8).astype(float)
     sharded = ShardedGraph(len(tissue.X), graph, tissue.coordinates, n_shards=8, beta=beta)
-    types = one_hot(kmeans_labels(center(tissue.X).X, n_types, runs=4), n_types)
+    types = one_hot(kmeans_labels(center(tissue.X), n_types, runs=4), n_types)
     start = domains_of_types(types, tissue.coordinates, n_domains)
     options = FitOptions(learn_weight=False, **options)
     return fit_hierarchical(tissue.X, sharded, start, types, options), start.argmax(1)

@@ -24,14 +24,13 @@ from pdvi._base.work_dir import WorkDir
 from pdvi.cli.app import main
 from pdvi.mixtures import Config
 from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp import blocked
 from pdvi.pp.normalise import expression_of
-from pdvi.pp.spatial_components import neighbour_mean
-from pdvi.pp.tiles import averaged, nearest_by_tiles, nearest_others
+from pdvi.pp.tiles import averaged, mean_of_others, nearest_by_tiles, nearest_others, neighbor_table
 from pdvi.spatial import streaming
-from pdvi.spatial.streaming import Storage, fit_from_store
+from pdvi.spatial.streaming import Storage, StoredGraph
 
 counts = importlib.import_module("pdvi.datasets.tissue.counts")  # a function of the package has the same name
 QUIET = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -127,7 +126,7 @@ def test_genes_totals_and_logarithms_in_blocks_are_those_of_the_whole(dense, tmp
 def test_components_in_blocks_are_those_of_the_whole(tmp_path, monkeypatch):
     adata = pdvi.datasets.tissue(3_000, n_genes=150, n_domains=5, n_samples=2, seed=2)
     stages, samples, _, X = in_blocks(adata, tmp_path, 2_000, monkeypatch)
-    W = neighbour_mean(adata.obsm["spatial"], samples, 6)
+    W = mean_of_others(neighbor_table(adata.obsm["spatial"], samples, 6), 6)
     found = blocked.leading_components(stages, X, sp.csr_array(W + W.T), samples, 30, 0)
     pdvi.pp.spatial_components(adata, sample_key="sample")
     whole = adata.uns["X_spatial"]
@@ -176,8 +175,10 @@ def test_rows_fitted_from_a_store_are_those_fitted_in_memory(tmp_path, monkeypat
     graph = pdvi.graphs.nearest(places, 8, mutual=False).astype(float)
     known = np.eye(4, dtype=np.float32)[np.where(rng.random(2_500) < 0.15, 0, truth)]
     whole = fit_mixture(X, ShardedGraph(2_500, graph, places, n_shards=4, beta=0.3, sample=sample), known, FitOptions())
-    storage = Storage(pdvi.Disk(), WorkDir(tmp_path), 1_000)
-    stored = fit_from_store(X, graph, places, sample, known, FitOptions(), beta=0.3, storage=storage)
+    in_store = StoredGraph(
+        2_500, graph, places, Storage(pdvi.Disk(), WorkDir(tmp_path), 1_000), n_shards=4, beta=0.3, sample=sample
+    )
+    stored = fit_mixture(X, in_store, known, FitOptions())
     assert stored.result.converged
     assert len(stored.result.local_params) == 10
     assert adjusted_rand_score(whole.labels, truth) > (0.8 if sampled else 0.9)

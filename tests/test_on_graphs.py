@@ -6,7 +6,7 @@ from scipy.special import softmax
 
 import pdvi
 from pdvi import graphs, metrics
-from pdvi.mixtures.label_propagation import propagate_labels
+from pdvi.mixtures.graph_estimators import propagate_labels
 
 TISSUE = pdvi.datasets.two_level_tissue(2_500, n_domains=4, n_types=6, separation=3.0, patchiness=6, seed=0)
 PLACES = {"coordinates": TISSUE.coordinates}

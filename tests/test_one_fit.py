@@ -7,7 +7,7 @@ import pytest
 import pdvi
 from pdvi.core.result import Status
 from pdvi.mixtures import Config, fit_mixture
-from pdvi.spatial import streaming, transfer
+from pdvi.spatial import streaming
 from pdvi.spatial.views import VIEWS
 
 pytestmark = pytest.mark.filterwarnings("ignore:made what was missing", "ignore:this slide does not fit")
@@ -43,7 +43,7 @@ class Calls(list):
 @pytest.fixture
 def calls(monkeypatch):
     found = Calls()
-    for module in (fit_mixture, transfer):
+    for module in (fit_mixture,):
         monkeypatch.setattr(module, "fit", found.watch(module.fit))
     return found
 

@@ -15,8 +15,7 @@ from scipy.stats import multivariate_normal
 import pdvi
 from pdvi.mixtures import Config
 from pdvi.mixtures.fit_mixture import FitOptions
-from pdvi.spatial.n_domains import held_out_log_density
-from pdvi.tl.held_out import Halves
+from pdvi.tl.choose import halves, held_out_log_density, held_out_scores
 
 
 def layered(n=900, n_genes=60, seed=0):
@@ -190,19 +189,16 @@ def test_one_half_of_the_spots_does_not_tell_of_the_other():
     adata = layered(400, 40)
     adata.obs["slice"] = np.arange(400) < 101
     pdvi.pp.prepare(adata, n_components=5)
-    halves = Halves(adata, sample_key="slice")
-    first, second = halves.rows
+    components, places = adata.obsm["X_pca"], adata.obsm["spatial"]
+    samples = (np.arange(400) < 101).astype(int)
+    first, second = halves(samples)
     assert set(first) | set(second) == set(range(400))
     assert not set(first) & set(second)
-    assert {int((rows < 101).sum()) for rows in halves.rows} == {50, 51}
-    other = adata.copy()
-    other.obsm["X_pca"][second] += 100
-    again = Halves(other, sample_key="slice")
-    for key in ("X_neighborhood", "X_pca"):
-        np.testing.assert_array_equal(halves.fitted.obsm[key], again.fitted.obsm[key])
-    assert (abs(halves.fitted.obsp["potts_weights"] - again.fitted.obsp["potts_weights"])).max() == 0
-    # far away is far less likely
-    scores = [each.scores([2], FitOptions())[0][0] for each in (again, halves)]
+    assert {int((rows < 101).sum()) for rows in (first, second)} == {50, 51}
+    other = components.copy()
+    other[second] += 100
+    # the fit is the same, and far away is far less likely
+    scores = [held_out_scores(each, places, samples, [2], FitOptions())[0] for each in (other, components)]
     assert scores[0] < scores[1] - 100
 
 
@@ -222,9 +218,9 @@ def test_the_held_out_score_is_the_density_of_the_mixture(x64):
 def test_too_few_domains_lack_most_of_the_held_out_score():
     adata = layered(600, 40)
     pdvi.pp.prepare(adata, n_components=5)
-    mean, enough = Halves(adata).scores([2, 4], FitOptions())
-    assert enough.tolist() == [False, True]  # four layers
-    assert mean[1] > mean[0]
+    places, samples = adata.obsm["spatial"], np.zeros(600, int)
+    two, four, _ = held_out_scores(adata.obsm["X_pca"], places, samples, [2, 4, 5], FitOptions())
+    assert four > two  # four layers
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import scipy.sparse as sp
 from scipy.spatial.distance import cdist
 
 import pdvi
-from pdvi.pp.spatial_components import Agreement, leading_eigenvectors, neighbour_mean, projected
+from pdvi.pp.spatial_components import Agreement, leading_eigenvectors, projected
+from pdvi.pp.tiles import mean_of_others, neighbor_table
 
 
 def slide(n=300, n_genes=40, seed=0, sparse=True):
@@ -125,7 +126,7 @@ def test_differences_between_samples_are_no_component():
 def test_neighbors_are_of_the_same_sample_and_never_the_spot_itself():
     xy = np.array([[0.0, 0], [0, 0], [0, 0], [5, 5], [5, 6], [9, 9]])
     samples = np.array([0, 0, 0, 1, 1, 2])  # duplicates, a pair, a spot alone
-    W = neighbour_mean(xy, samples, 2).toarray()
+    W = mean_of_others(neighbor_table(xy, samples, 2), 2).toarray()
     assert (np.diagonal(W) == 0).all()
     np.testing.assert_allclose(W.sum(1), [1, 1, 1, 1, 1, 0])
     assert (W[samples[:, None] != samples] == 0).all()
@@ -156,7 +157,7 @@ def test_few_columns_are_asked_for():
 
     xy = np.random.default_rng(0).uniform(size=(n, 2))
     samples = np.zeros(n, int)
-    leading_eigenvectors(Counted(X, neighbour_mean(xy, samples, 6), samples), 5, seed=0)
+    leading_eigenvectors(Counted(X, mean_of_others(neighbor_table(xy, samples, 6), 6), samples), 5, seed=0)
     assert set(columns) == {1}
     assert len(columns) < n_genes / 2
 

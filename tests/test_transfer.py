@@ -6,7 +6,7 @@ import pytest
 
 import pdvi
 from pdvi.mixtures import Config
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.spatial.transfer import keep_mixtures, label_by_mixture
 from pdvi.spatial.views import VIEWS, Tissue, ViewSettings

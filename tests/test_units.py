@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from anndata import AnnData
 
 import pdvi
-from pdvi.mixtures.init import center
+from pdvi.mixtures.init import center, unit_of
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +98,14 @@ def test_where_squares_leave_the_doubles_it_is_said(X):
 
 
 def test_usual_rows_are_left_as_they_are_and_others_lose_no_digit():
-    rows = center(TWO_CLOUDS)
-    assert rows.unit == 1
-    np.testing.assert_array_equal(rows.X, TWO_CLOUDS - TWO_CLOUDS.mean(0))
-    small = center(TWO_CLOUDS * 2.0**-70)
-    assert np.log2(small.unit) % 1 == 0
-    np.testing.assert_array_equal(small.X * small.unit, (TWO_CLOUDS - TWO_CLOUDS.mean(0)) * 2.0**-70)
+    rows = TWO_CLOUDS - TWO_CLOUDS.mean(0)
+    assert unit_of(TWO_CLOUDS, rows) == 1
+    np.testing.assert_array_equal(center(TWO_CLOUDS), rows)
+    small = TWO_CLOUDS * 2.0**-70
+    unit = unit_of(small, rows * 2.0**-70)
+    assert unit < 1e-10
+    assert np.log2(unit) % 1 == 0
+    np.testing.assert_array_equal(center(small) * unit, rows * 2.0**-70)
 
 
 def slide(features, coordinates):

@@ -13,7 +13,7 @@ from pdvi.mixtures import Config
 from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.pp.neighborhood import averages
 from pdvi.spatial import views
-from pdvi.spatial.consensus import consensus
+from pdvi.spatial.consensus import agreement, certainty_of, consensus, votes
 from pdvi.spatial.views import FEATURES, VIEWS, Tissue, View, ViewSettings
 
 COUNTS = {view.n_neighbors for view in VIEWS if view.kind == "averages"}
@@ -132,25 +132,25 @@ def test_components_that_hardly_vary_are_left_out():
         averages={count: np.hstack([constant, mean]) for count, mean in TISSUE.averages.items()},
     )
     found, without = (views.find_domains(one, VIEWS[:2], FOUR) for one in (tissue, TISSUE))
-    np.testing.assert_array_equal(found.consensus.labels, without.consensus.labels)
+    np.testing.assert_array_equal(found.labels, without.labels)
     assert np.isfinite([fit.objective for fit in found.fits]).all()
 
 
 def test_certainty_is_of_what_every_view_found_alone():
     found = views.find_domains(TISSUE, VIEWS, FOUR)
-    alone = consensus(found.labelings, 4, found.consensus.labels)
-    np.testing.assert_array_equal(found.consensus.certainty, alone.certainty)
-    np.testing.assert_array_equal(found.consensus.probability, alone.probability)
-    np.testing.assert_array_equal(found.consensus.agreement, alone.agreement)
+    probability = votes(found.labelings, 4, found.labels)
+    np.testing.assert_array_equal(found.probability, probability)
+    np.testing.assert_array_equal(found.certainty, certainty_of(probability, found.labels, len(VIEWS)))
+    np.testing.assert_array_equal(found.agreement, agreement(found.labelings, 4))
 
 
 def test_the_same_seed_gives_the_same_labels_in_two_threads():
     first, again = (views.find_domains(TISSUE, VIEWS, FOUR) for _ in range(2))
     for one, other in zip(first.fits, again.fits):
         np.testing.assert_array_equal(one.probabilities, other.probabilities)
-    np.testing.assert_array_equal(first.consensus.labels, again.consensus.labels)
-    assert pdvi.metrics.ari(TRUTH, first.consensus.labels) > 0.8
-    assert first.best is first.fits[first.consensus.medoid]
+    np.testing.assert_array_equal(first.labels, again.labels)
+    assert pdvi.metrics.ari(TRUTH, first.labels) > 0.8
+    assert first.best is first.fits[first.medoid]
 
 
 def test_the_agreement_of_all_makes_no_view_worse(monkeypatch):
@@ -175,14 +175,14 @@ def test_the_agreement_of_all_makes_no_view_worse(monkeypatch):
         np.testing.assert_array_equal(labels, alone[view].labels)
     if pdvi.metrics.ari(TRUTH, alone[VIEWS[0]].labels) < 0.8:
         assert VIEWS[0] in restarted
-    assert pdvi.metrics.ari(TRUTH, consensus([fit.labels for fit in fits], 4).labels) > 0.8
+    assert pdvi.metrics.ari(TRUTH, consensus([fit.labels for fit in fits], 4)) > 0.8
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
 def test_samples_share_domains_whatever_they_are_shifted_by(shift):
     tissue, truth = stripes(shift=shift)
     found = views.find_domains(tissue, VIEWS, FOUR)
-    assert pdvi.metrics.ari(truth, found.consensus.labels) > 0.75
+    assert pdvi.metrics.ari(truth, found.labels) > 0.75
     for fitted in found.fits:
         assert fitted.result.converged
         assert fitted.result.global_params["offset"].shape[0] == 2
@@ -191,7 +191,7 @@ def test_samples_share_domains_whatever_they_are_shifted_by(shift):
 def test_another_order_of_the_samples_changes_nothing_but_their_names():
     tissue, _ = stripes(shift=2.0)
     one, other = (
-        views.find_domains(tissue._replace(sample=sample), VIEWS[:1], FOUR).consensus.labels
+        views.find_domains(tissue._replace(sample=sample), VIEWS[:1], FOUR).labels
         for sample in (tissue.sample, 1 - tissue.sample)
     )
     assert pdvi.metrics.ari(one, other) > 0.99
@@ -224,12 +224,12 @@ def test_a_large_tissue_ends_where_a_small_one_does(shift):
     three = tuple(view for view in VIEWS if view.kind == "averages")
     small, found = (views.find_domains(tissue, three, settings) for settings in (FOUR, large))
     assert len(found.fits[0].labels) < 300  # groups of groups
-    assert len(found.best.labels) == len(found.consensus.labels) == 2_400
-    np.testing.assert_array_equal(found.best.labels, found.consensus.labels)
-    assert pdvi.metrics.ari(small.consensus.labels, found.consensus.labels) > 0.85
-    assert pdvi.metrics.ari(truth, found.consensus.labels) > pdvi.metrics.ari(truth, small.consensus.labels) - 0.05
-    assert found.consensus.certainty.min() >= 0.0
-    assert found.consensus.certainty.max() <= 1.0
+    assert len(found.best.labels) == len(found.labels) == 2_400
+    np.testing.assert_array_equal(found.best.labels, found.labels)
+    assert pdvi.metrics.ari(small.labels, found.labels) > 0.85
+    assert pdvi.metrics.ari(truth, found.labels) > pdvi.metrics.ari(truth, small.labels) - 0.05
+    assert found.certainty.min() >= 0.0
+    assert found.certainty.max() <= 1.0
 
 
 # --------------------------------------------------------------------------------------------------------- threads

@@ -17,9 +17,9 @@ from pdvi._base.checks import instance, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.core.model import described
 from pdvi.core.problem import Problem
-from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, mixture_shards, potts_model
+from pdvi.mixtures.build import EmpiricalBayes, empirical_bayes, mixture_shards, potts_model, write_shards
 from pdvi.mixtures.checks import check_coordinates, check_coupling
-from pdvi.mixtures.sharded_graph import pad_halo, safe_damping
+from pdvi.mixtures.sharded_graph import safe_damping
 from pdvi.shards.partition import along_space, layout, median_cuts
 from pdvi.shards.store import StoreWriter
 
@@ -90,15 +90,10 @@ def write_store(
         where = layout(median_cuts(spatial, -(-len(spatial) // shard_size)), along_space(spatial))
         settings = empirical_bayes(X, n_domains, seed=seed) if settings is None else settings
         damping = safe_damping(graph, beta) if damping is None else damping
-        halos = []
-        for arrays, halo in mixture_shards(X, where, graph, beta=beta):
-            arrays = {name: np.asarray(values) for name, values in arrays.items()}
-            single = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in arrays.items()}
-            writer.add(single)
-            halos.append(halo)
+        halo = write_shards(writer, mixture_shards(X, where, graph, beta=beta))
         shutil.rmtree(scratch, ignore_errors=True)
         model = potts_model(settings, len(X), damping=damping)
-        writer.finish(halo=pad_halo(halos, bucketed=False), rows=where.rows, model=described(model))
+        writer.finish(halo=halo, rows=where.rows, model=described(model))
 
 
 def _write_problem(path: str | os.PathLike, problem: Problem, overwrite: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from pdvi import graphs
 from pdvi._anndata.checks import MAKES_DOMAINS, coordinates_of, features_of, samples_of, say, to_change
 from pdvi._anndata.keys import COMPONENTS, FLOW, NEIGHBORHOOD, PATCH, SPATIAL, WEIGHTS
 from pdvi._base.checks import factor, key_in, positive, whole, wholes
+from pdvi.pp.tiles import nearest_edges, neighbor_table
 from pdvi.shards.partition import grid, median_cuts
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def knn_graph(
         change and return a copy of ``adata`` instead of ``adata`` itself.
     """
     whole("n_neighbors", n_neighbors, least=1)
-
-    def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
-        k = min(n_neighbors, len(coordinates) - 1)
-        return graphs.nearest(coordinates, k, mutual=mutual) if k >= 1 else sp.csr_array((1, 1))
-
+    factor("tau", tau)
     adata = to_change(adata, copy=copy)
-    return _build(adata, edges, tau, use_rep, None, sample_key, spatial_key, key_added, copy)
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    edges = nearest_edges(neighbor_table(coordinates, samples, n_neighbors), n_neighbors, mutual=mutual)
+    adata.obsp[key_added] = sp.csr_matrix(edges)
+    weights(adata, tau=tau, use_rep=use_rep, spatial_key=spatial_key, key=key_added)
+    return adata if copy else None
 
 
 def radius_graph(
@@ -74,12 +74,13 @@ def radius_graph(
 ) -> AnnData | None:
     """Join spots at most ``radius`` apart; weights and other parameters are those of `knn_graph`."""
     positive("radius", radius)
+    factor("tau", tau)
     adata = to_change(adata, copy=copy)
-
-    def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
-        return graphs.within(coordinates, radius)
-
-    return _build(adata, edges, tau, use_rep, None, sample_key, spatial_key, key_added, copy)
+    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
+    edges = graphs.by_sample(samples, lambda rows: graphs.within(coordinates[rows], radius))
+    adata.obsp[key_added] = sp.csr_matrix(edges)
+    weights(adata, tau=tau, use_rep=use_rep, spatial_key=spatial_key, key=key_added)
+    return adata if copy else None
 
 
 def flow_graph(
@@ -102,14 +103,18 @@ def flow_graph(
     """
     positive("length", length)
     positive("width", width)
+    factor("tau", tau)
     adata = to_change(adata, copy=copy)
     direction = features_of(adata, flow_key, MAKES_FLOW)
     _say_flat(adata, spatial_key)
+    coordinates, samples = coordinates_of(adata, spatial_key)[:, :2], samples_of(adata, sample_key)
 
-    def edges(coordinates: np.ndarray, rows: np.ndarray) -> sp.csr_array:
-        return graphs.along_flow(coordinates[:, :2], direction[rows], length=length, width=width)
+    def along(rows: np.ndarray) -> sp.csr_array:
+        return graphs.along_flow(coordinates[rows], direction[rows], length=length, width=width)
 
-    return _build(adata, edges, tau, use_rep, flow_key, sample_key, spatial_key, key_added, copy)
+    adata.obsp[key_added] = sp.csr_matrix(graphs.by_sample(samples, along))
+    weights(adata, tau=tau, use_rep=use_rep, flow_key=flow_key, spatial_key=spatial_key, key=key_added)
+    return adata if copy else None
 
 
 def flow(
@@ -239,22 +244,3 @@ def _say_flat(adata: AnnData, spatial_key: str) -> None:
     depth = coordinates_of(adata, spatial_key)[:, 2:]
     if np.ptp(depth, axis=0).any():
         say(f"only the first two of {2 + depth.shape[1]} columns of obsm[{spatial_key!r}] count here.")
-
-
-def _build(
-    adata: AnnData,
-    edges: Callable[[np.ndarray, np.ndarray], sp.csr_array],
-    tau: float,
-    use_rep: str | None,
-    flow_key: str | None,
-    sample_key: str | None,
-    spatial_key: str,
-    key_added: str,
-    copy: bool,
-) -> AnnData | None:
-    """Write one weighted graph per sample, so that no edge joins two samples."""
-    factor("tau", tau)
-    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    adata.obsp[key_added] = sp.csr_matrix(graphs.by_sample(samples, lambda rows: edges(coordinates[rows], rows)))
-    weights(adata, tau=tau, use_rep=use_rep, flow_key=flow_key, spatial_key=spatial_key, key=key_added)
-    return adata if copy else None

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
+from pdvi._base.device import on_device
 from pdvi.core.problem import Problem
 from pdvi.mixtures.checks import check_coupling, check_graph
-from pdvi.mixtures.init import KMEANS_ROWS, KMEANS_TOL, MIN_VARIANCE
+from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, kmeans_of
 from pdvi.mixtures.sharded_graph import pad_halo, safe_damping
 from pdvi.models.mixture import MixtureModel, PottsMixtureModel
 from pdvi.shards.neighbours import neighbour_tables
 from pdvi.shards.partition import Layout
+from pdvi.shards.store import StoreWriter
 
 
 class EmpiricalBayes(NamedTuple):
@@ -36,12 +36,7 @@ def empirical_bayes(
 
     The prior mean xi is the mean of the rows, s0^2 the average variance within clusters, s1^2 that of their means.
     """
-    from sklearn.cluster import KMeans
-
-    rng = np.random.default_rng(seed)
-    sample = X if len(X) <= subsample else X[np.sort(rng.choice(len(X), subsample, replace=False))]
-    sample = np.asarray(sample, float)  # scikit-learn converts single precision again and again
-    kmeans = KMeans(n_components, n_init=runs, tol=KMEANS_TOL, random_state=int(rng.integers(2**31))).fit(sample)
+    sample, kmeans = kmeans_of(X, n_components, seed=seed, runs=runs, max_rows=subsample)
     return from_labels(sample, kmeans.labels_, kmeans.cluster_centers_)
 
 
@@ -127,8 +122,7 @@ def _fields(
     }
     if n_samples:
         values["offset_variance"] = np.full(n_samples, settings.prior_variance.mean())
-    dtype = np.dtype(jnp.result_type(float))  # converted here: on the device it would be compiled, shape by shape
-    return {name: jax.device_put(np.asarray(value, dtype)) for name, value in values.items()}
+    return {name: on_device(value) for name, value in values.items()}
 
 
 def mixture_shards(
@@ -172,3 +166,13 @@ def in_memory(model: Any, shards: Iterator[tuple[dict[str, Any], np.ndarray]], w
             stacked[name][b] = values
         halos.append(halo)
     return Problem(model, stacked, halo=pad_halo(halos, bucketed=where.bucketed), check=False)
+
+
+def write_shards(writer: StoreWriter, shards: Iterator[tuple[dict[str, Any], np.ndarray]]) -> np.ndarray | None:
+    """Add shards to a store in single precision, one after the other, and return the halos of all."""
+    halos = []
+    for arrays, halo in shards:
+        values = {name: np.asarray(value) for name, value in arrays.items()}
+        writer.add({name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in values.items()})
+        halos.append(halo)
+    return pad_halo(halos, bucketed=False)

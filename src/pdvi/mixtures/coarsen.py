@@ -19,18 +19,14 @@ def coarsen(
     """
     group = np.empty(len(X), np.int64)
     group[along_curve(coordinates)] = np.arange(len(X)) // size
-    member = _member(group, X.dtype)
+    member = sp.csr_array((np.ones(len(group), X.dtype), (group, np.arange(len(group)))))
     between = sp.csr_array(member @ graph @ member.T)
     between.setdiag(0)
     between.eliminate_zeros()
     strength = graph.sum() / len(X), between.sum() / between.shape[0]
     between *= strength[0] / max(strength[1], 1e-300)
-    return _mean(group, X), between, _mean(group, coordinates), group
-
-
-def _mean(group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.asarray(_member(group, values.dtype) @ values / np.bincount(group)[:, None].astype(values.dtype))
-
-
-def _member(group: np.ndarray, dtype: np.dtype) -> sp.csr_array:
-    return sp.csr_array((np.ones(len(group), dtype), (group, np.arange(len(group)))))
+    means, centers = (
+        np.asarray(member.astype(values.dtype) @ values / np.bincount(group)[:, None].astype(values.dtype))
+        for values in (X, coordinates)
+    )
+    return means, between, centers, group

@@ -44,6 +44,10 @@ class Config:
             return max(1, min(3, self.budget * self.group_size // n_rows))
         return max(1, self.budget // n_rows)
 
+    def runs(self, n_rows: int) -> int:
+        """Return how often k-means is run from a start: less often on many rows."""
+        return max(1, min(self.kmeans_runs, self.budget // (3 * n_rows)))
+
     def patches(self, n_rows: int) -> int:
         """Return the number of patches for so many rows."""
         return max(1, min(self.n_patches, n_rows // 32))

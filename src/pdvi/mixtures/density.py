@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pdvi.core.result import Result
+from pdvi.mixtures.init import WhiteRows
 
 BLOCK = 2**19  # numbers that are worked on at once
 
@@ -32,6 +33,10 @@ class MixtureFit(NamedTuple):
     def labels(self) -> np.ndarray:
         """Return the most probable component of every row."""
         return np.asarray(self.probabilities.argmax(1))
+
+    def rows(self, X: np.ndarray, sample: np.ndarray | None = None) -> np.ndarray:
+        """Return rows as the model sees them."""
+        return WhiteRows(X, self.offset, self.whitening, sample)[:]
 
     @property
     def composition(self) -> np.ndarray | None:

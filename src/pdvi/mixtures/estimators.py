@@ -21,7 +21,6 @@ from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, MixtureFit, nearest_component
 from pdvi.mixtures.fit_mixture import FitOptions, collapses, fit_mixture, fit_rows
 from pdvi.mixtures.init import KMEANS_ROWS, center, kmeans_labels, one_hot
-from pdvi.mixtures.likelihood import Likelihood
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
 from pdvi.run.settings import solver_for
@@ -79,7 +78,7 @@ class Mixture(BaseEstimator):
 
 
 @dataclass(eq=False, repr=False)
-class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
+class GaussianMixture(DensityMixin, ClusterMixin, Mixture):
     """A Gaussian mixture fitted by P2D-VI, with a posterior over the component means.
 
     The order of the rows does not matter. To go on with new rows, give all of them to a mixture with ``warm_start``:
@@ -178,7 +177,7 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         starts = [known] if known is not None else [self._kmeans_start(some, int(seed)) for seed in seeds]
         best = min(map(refit, starts), key=lambda fitted: fitted.objective)
         if best.result.converged and (self.reseed or (self.exchange and known is None)):
-            seen = (some - best.offset) @ best.whitening.T
+            seen = best.rows(some)
             best = split_and_merge(best, seen, refit, merge=self.exchange and known is None)
         self._keep(best, time.perf_counter() - began)
         self._structure = kind
@@ -204,8 +203,42 @@ class GaussianMixture(Likelihood, DensityMixin, ClusterMixin, Mixture):
         rows, _ = self._rows(X)
         return self._density.log_density(rows)
 
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log density of the rows."""
+        return float(self.score_samples(X).mean())
+
+    def aic(self, X: Any) -> float:
+        """Return Akaike's information criterion for these rows; the lower the better."""
+        return -2 * self.score(X) * len(X) + 2 * self._n_parameters()
+
+    def bic(self, X: Any) -> float:
+        """Return the Bayesian information criterion for these rows; the lower the better."""
+        return -2 * self.score(X) * len(X) + self._n_parameters() * float(np.log(len(X)))
+
+    def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows drawn from the mixture, component by component, and the component of each."""
+        check_is_fitted(self, "means_")
+        n_samples = whole("n_samples", n_samples, least=1)
+        rng = check_random_state(self.random_state)
+        means, covariances = self._density.means, self._density.covariances
+        weights = np.exp(self._density.log_weights)
+        counts = rng.multinomial(n_samples, weights / weights.sum())
+        rows = []
+        for mean, covariance, count in zip(means, covariances, counts):
+            size = np.sqrt(np.diag(covariance))
+            factor = np.linalg.cholesky(covariance / size[:, None] / size)
+            rows.append(mean + rng.standard_normal((count, len(mean))) @ factor.T * size)
+        return np.concatenate(rows), np.repeat(np.arange(len(means)), counts)
+
+    def _n_parameters(self) -> int:
+        """The free parameters of the mixture, counted as scikit-learn does."""
+        check_is_fitted(self, "means_")
+        k, d = self._density.means.shape
+        shapes = {"full": k * d * (d + 1) // 2, "tied": d * (d + 1) // 2, "diag": k * d, "spherical": k, "diagonal": d}
+        return shapes[self._structure] + k * d + k - 1
+
     def _kmeans_start(self, X: np.ndarray, seed: int) -> np.ndarray:
-        labels = kmeans_labels(center(X).X.astype(np.float32), self.n_components, seed=seed)
+        labels = kmeans_labels(center(X).astype(np.float32), self.n_components, seed=seed)
         return one_hot(labels, self.n_components)
 
     def _known_start(self, X: np.ndarray) -> np.ndarray | None:

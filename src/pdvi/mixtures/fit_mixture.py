@@ -16,10 +16,20 @@ import numpy as np
 from scipy.special import xlogy
 
 from pdvi._base.device import on_device
+from pdvi.core.problem import Problem
 from pdvi.core.result import Point, Result, Status
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.density import Density, MixtureFit
-from pdvi.mixtures.init import KMEANS_ROWS, MIN_VARIANCE, center, means_of, whitening_of
+from pdvi.mixtures.init import (
+    KMEANS_ROWS,
+    MIN_VARIANCE,
+    WhiteRows,
+    in_unit,
+    means_by_sample,
+    means_of,
+    unit_of,
+    whitening_of,
+)
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.models.collapsed_mixture import Collapsed, CollapsedMixtureModel
 from pdvi.models.hierarchical_potts import HierarchicalPottsModel
@@ -43,7 +53,6 @@ class FitOptions:
     added_variance: float = 0.0  # to every feature's
     n_present: int | None = None  # components that are no padding; None: all
     solver: Any = None
-    executor: Any = None
     seed: int = 0
     config: Config = CONFIG
 
@@ -54,16 +63,9 @@ def fit_mixture(X: np.ndarray, graph: ShardedGraph, start: np.ndarray, options: 
     On a graph it is fitted without damping first. If the objective rises on the way, sweeps oscillate, and it is fitted
     again with the damping that excludes it; the better fit is returned.
     """
-    rows, offset, unit = center(X, graph.sample)
-    model, whitening = _model(rows, start, graph, options, unit)
-    problem = graph.problem(model, rows @ whitening.T.astype(rows.dtype))
-
-    def run(damping: float) -> Result:
-        damped = dataclasses.replace(model, damping=on_device(damping))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), graph.shard(start), options)
-
-    result = _without_oscillation(run, graph, options)
-    return MixtureFit(result, model, graph.unshard(result.local_params), offset, whitening / unit)
+    model, rows = model_of(X, start, graph, options)
+    result = _without_oscillation(graph.problem(model, rows), graph.shard(start), graph, options)
+    return MixtureFit(result, model, graph.unshard(result.local_params), rows.offset, rows.whitening)
 
 
 def collapses(solver: Any) -> bool:
@@ -78,13 +80,12 @@ def fit_rows(
 
     At first every shard is thought to be as these rows are. What is returned has the probabilities of these rows.
     """
-    rows, offset, unit = center(X, subset=sampled)
-    model, whitening = mixture_model(rows, start, options, unit, n_rows=graph.total_weight)
+    model, rows = model_of(X, start, graph, options, sampled)
     model = CollapsedMixtureModel(**vars(model))
-    problem = graph.problem_in_blocks(model, X, offset, whitening / unit)
-    weight = np.ones(len(rows)) if graph.weight is None else graph.weight[sampled]
-    local = _as_in_sample(model, rows @ whitening.T, start, weight, np.asarray(problem.shards["fraction"]))
-    fitted = MixtureFit(run_fit(problem, local, options), model, start, offset, whitening / unit)
+    problem = graph.problem(model, rows)
+    weight = np.ones(len(sampled)) if graph.weight is None else graph.weight[sampled]
+    local = _as_in_sample(model, rows[sampled], start, weight, np.asarray(problem.shards["fraction"]))
+    fitted = MixtureFit(run_fit(problem, local, options), model, start, rows.offset, rows.whitening)
     return fitted._replace(probabilities=Density(fitted).probabilities(X[sampled]))
 
 
@@ -107,8 +108,7 @@ def fit_hierarchical(
     X: np.ndarray, graph: ShardedGraph, start: np.ndarray, types: np.ndarray, options: FitOptions
 ) -> MixtureFit:
     """Fit a hierarchical mixture from probabilities of domains, (rows, K), and of types, (rows, T)."""
-    rows, offset, unit = center(X, graph.sample)
-    lower, whitening = _model(rows, types, graph, dataclasses.replace(options, learn_weight=False), unit)
+    lower, rows = model_of(X, types, graph, dataclasses.replace(options, learn_weight=False))
     lower = dataclasses.replace(lower, log_weight=on_device(np.zeros(types.shape[1])))
     prior = np.full(types.shape[1], options.concentration)
     model = HierarchicalPottsModel(
@@ -118,49 +118,37 @@ def fit_hierarchical(
         log_weight=on_device(np.full(start.shape[1], -np.log(start.shape[1]))),
         learn_weight=options.learn_weight,
     )
-    problem = graph.problem(model, rows @ whitening.T.astype(rows.dtype))
     local = {"domain": graph.shard(start), "type": graph.shard(types)}
-
-    def run(damping: float) -> Result:
-        damped = dataclasses.replace(model, types=dataclasses.replace(lower, damping=on_device(damping)))
-        return run_fit(eqx.tree_at(lambda p: p.model, problem, damped), local, options)
-
-    result = _without_oscillation(run, graph, options)
+    result = _without_oscillation(graph.problem(model, rows), local, graph, options)
     found = {name: graph.unshard(values) for name, values in result.local_params.items()}
-    return MixtureFit(result, model, found["domain"], offset, whitening / unit, found["type"])
+    return MixtureFit(result, model, found["domain"], rows.offset, rows.whitening, found["type"])
 
 
-def _model(
-    X: np.ndarray, start: np.ndarray, graph: ShardedGraph, options: FitOptions, unit: float
-) -> tuple[MixtureModel, np.ndarray]:
-    known: dict[str, Any] = {"n_rows": graph.total_weight, "n_samples": graph.n_samples}
-    return mixture_model(X, start, options, unit, **known, on_graph=graph.graph is not None)
-
-
-def mixture_model(
-    X: np.ndarray,
-    start: np.ndarray,
-    options: FitOptions,
-    unit: float,
-    *,
-    n_rows: float,
-    n_samples: int = 0,
-    on_graph: bool = False,
-) -> tuple[MixtureModel, np.ndarray]:
-    """Return the model of centered rows (or some of them) from labels, and the matrix that whitens the rows for it.
+def model_of(
+    X: Any, start: np.ndarray, graph: ShardedGraph, options: FitOptions, subset: np.ndarray | None = None
+) -> tuple[MixtureModel, WhiteRows]:
+    """Return the model of rows from labels (of a ``subset`` of them, if there is one), and the rows as it sees them.
 
     The prior of the means has the variance between the starting means; that of the offsets is as wide, so that two
     samples without a common domain are not forced onto each other.
     """
-    covariance, d = options.covariance, X.shape[1]
+    sampled: Any = subset
+    if subset is None:
+        offset, start, sampled = means_by_sample(X, graph.sample), start[graph.sampled], graph.sampled
+    else:
+        offset = means_by_sample(X[subset], None)
+    some = X[sampled] - (offset if graph.sample is None else offset[graph.sample[sampled]])
+    unit = unit_of(X, some)
+    some, covariance, d = np.asarray(in_unit(some, unit)), options.covariance, X.shape[1]
     n_components = start.shape[1] if options.n_present is None else options.n_present
-    labels, means = start.argmax(1), means_of(X, start)
+    labels, means = start.argmax(1), means_of(some, start)
     means[n_components:] = 0
-    whitening = whitening_of(X, labels, means) if covariance in MATRICES else np.eye(d)
+    whitening = whitening_of(some, labels, means) if covariance in MATRICES else np.eye(d)
     means = means @ whitening.T
-    every = slice(None, None, max(1, len(X) // KMEANS_ROWS))
-    some = X[every] @ whitening.T, means, np.asarray(start[every], float)
-    within, shared, between = _variances(*some, n_components)
+    every = slice(None, None, max(1, len(some) // KMEANS_ROWS))
+    within, shared, between = _variances(
+        some[every] @ whitening.T, means, np.asarray(start[every], float), n_components
+    )
     if covariance in MATRICES:
         between = np.full(d, max(float(between.mean()), MIN_VARIANCE))
     log_weight = np.full(len(means), ABSENT)
@@ -171,7 +159,7 @@ def mixture_model(
         "prior_variance": between,
         "precision": _first_precision(covariance, within, shared),
         "log_weight": log_weight,
-        "n_rows": n_rows,
+        "n_rows": graph.total_weight,
         "log_scale": float(np.linalg.slogdet(whitening)[1]) - d * np.log(unit),
         "temperature": options.temperature,
         "damping": 0.0,
@@ -179,15 +167,16 @@ def mixture_model(
     if options.added_variance:
         added = options.added_variance / unit**2
         values["added_variance"] = added * (whitening @ whitening.T if covariance in MATRICES else np.eye(d))
-    if n_samples:
-        values["offset_variance"] = np.full(n_samples, float(between.mean()))
+    if graph.sample is not None:
+        values["offset_variance"] = np.full(graph.n_samples, float(between.mean()))
     if covariance == "full":
-        frame_mean, frame = _frames(X @ whitening.T, start, means)
+        frame_mean, frame = _frames(some @ whitening.T, start, means)
         values |= {"frame_mean": frame_mean, "frame": frame, "start": np.zeros_like(means)}
         values["prior_mean"] = -np.einsum("kde,ke->kd", frame, frame_mean)
     fields: dict[str, Any] = {name: on_device(value) for name, value in values.items()}
     fields |= {"learn_precision": options.learn_precision, "learn_weight": options.learn_weight}
-    return (PottsMixtureModel if on_graph else MixtureModel)(**fields, covariance=covariance), whitening
+    model = (MixtureModel if graph.graph is None else PottsMixtureModel)(**fields, covariance=covariance)
+    return model, WhiteRows(X, offset, whitening / unit, graph.sample)
 
 
 def _variances(X: np.ndarray, means: np.ndarray, start: np.ndarray, n_components: int) -> tuple[np.ndarray, ...]:
@@ -226,7 +215,7 @@ def _frames(X: np.ndarray, start: np.ndarray, means: np.ndarray) -> tuple[np.nda
     return means, np.stack(frames)
 
 
-def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
+def run_fit(problem: Any, local: Any, options: FitOptions, executor: Any = None) -> Result:
     """Return the result of `fit` from given responsibilities."""
     config = options.config
     solver = options.solver
@@ -241,7 +230,7 @@ def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
         tol=0.0,
         abs_tol=config.tol * float(problem.model.n_rows),
         seed=options.seed,
-        executor=options.executor,
+        executor=executor,
         progress=False,
     )
     if result.status is Status.INTERRUPTED:  # a part of a fit is of no use here
@@ -249,17 +238,19 @@ def run_fit(problem: Any, local: Any, options: FitOptions) -> Result:
     return result
 
 
-def _without_oscillation(run: Any, graph: ShardedGraph, options: FitOptions) -> Result:
+def _without_oscillation(problem: Problem, local: Any, graph: ShardedGraph, options: FitOptions) -> Result:
+    """Return the result without damping, or if that oscillates the better of it and one with damping."""
+
+    def run(damping: float) -> Result:
+        damped = eqx.tree_at(lambda p: getattr(p.model, "types", p.model).damping, problem, on_device(damping))
+        return run_fit(damped, local, options, graph.executor)
+
     result = run(0.0)
-    if graph.graph is None or not _oscillates(result, options.config.tol * graph.total_weight):
+    tol, objective = options.config.tol * graph.total_weight, result.trace["objective"].to_numpy()
+    set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
+    # on the way it may rise before it falls
+    if graph.graph is None or not (set_back or objective[-1] > objective.min() + 10 * tol):
         return result
     damping = graph.safe_damping(options.temperature)
     again = run(damping) if damping else result
     return again if again.objective < result.objective else result
-
-
-def _oscillates(result: Result, tol: float) -> bool:
-    """Whether a run was set back, or ended above its lowest objective: on the way it may rise before it falls."""
-    objective = result.trace["objective"].to_numpy()
-    set_back = result.trace["event"].str.contains(RESTORED, regex=False).any()
-    return bool(set_back or objective[-1] > objective.min() + 10 * tol)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import digamma, softmax
+from scipy.special import digamma, log_softmax, softmax
 from sklearn.base import ClusterMixin
 from sklearn.neighbors import kneighbors_graph
 from sklearn.utils import check_random_state
@@ -23,13 +24,13 @@ from pdvi.mixtures.config import Config
 from pdvi.mixtures.density import MixtureFit
 from pdvi.mixtures.estimators import SHARED, Mixture
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.label_propagation import propagate_labels
-from pdvi.mixtures.neighborhood import domains_of_types
-from pdvi.mixtures.sharded_graph import ShardedGraph
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
+from pdvi.mixtures.sharded_graph import ShardedGraph, safe_damping
 from pdvi.mixtures.split_merge import split_and_merge
 
 NEIGHBORS = 8  # of a graph that nobody gave
+MAX_SWEEPS = 500  # in which labels of other rows are found
+SWEEP_TOL = 1e-5  # of a probability in a sweep
 
 
 @dataclass(eq=False, repr=False)
@@ -144,7 +145,7 @@ class PottsMixture(_OnGraph):
         options = dataclasses.replace(options, seed=int(seeds[0]))
         starts = [start]
         if start is None:
-            x = center(X).X
+            x = center(X)
             starts = [one_hot(kmeans_labels(x, self.n_components, seed=int(seed)), self.n_components) for seed in seeds]
 
         def refit(probabilities: np.ndarray) -> MixtureFit:
@@ -153,7 +154,7 @@ class PottsMixture(_OnGraph):
         best = min(map(refit, starts), key=lambda fitted: fitted.objective)
         if not (self.reseed and best.result.converged):
             return best
-        seen = (X - best.offset) @ best.whitening.T
+        seen = best.rows(X)
         return split_and_merge(best, seen, refit, graph=graph, max_moves=self.n_components)
 
     def _evidence(self, X: np.ndarray) -> Any:
@@ -208,7 +209,7 @@ class TwoLevelMixture(_OnGraph):
         positive("concentration", self.concentration)
         seed = int(check_random_state(self.random_state).randint(2**31))
         options = dataclasses.replace(options, seed=seed, concentration=float(self.concentration))
-        types = one_hot(kmeans_labels(center(rows).X, n_types, seed=seed), n_types)
+        types = one_hot(kmeans_labels(center(rows), n_types, seed=seed), n_types)
         around = rows if places is None else places
         start = domains_of_types(types, around, self.n_components, n_neighbors=self.n_neighbors, seed=seed)
         sharded = self._sharded(rows, checked, places, options.config)
@@ -231,3 +232,28 @@ class TwoLevelMixture(_OnGraph):
             return types @ self._log_theta.T
 
         return of_types
+
+
+def propagate_labels(
+    evidence: Callable[[np.ndarray], np.ndarray],
+    graph: sp.csr_array,
+    shape: tuple[int, int],
+    *,
+    beta: float = 1.0,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Return phi with phi_i = softmax((evidence_i(phi) + beta sum_l r_il phi_l) / temperature), by damped sweeps.
+
+    ``evidence`` gives the log density of every row under every label. Labels that are undecided tell neighbors nothing,
+    so the first sweep knows of the rows alone.
+    """
+    damping = safe_damping(graph, beta, temperature)
+    phi = np.full(shape, 1 / shape[1])
+    log_phi = np.log(phi)
+    for _ in range(MAX_SWEEPS):
+        logits = (evidence(phi) + beta * (graph @ phi)) / temperature
+        log_phi = log_softmax((logits + damping * log_phi) / (1 + damping), axis=1)
+        before, phi = phi, np.exp(log_phi)
+        if np.abs(phi - before).max() < SWEEP_TOL:
+            break
+    return phi

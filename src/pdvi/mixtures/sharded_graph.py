@@ -41,10 +41,12 @@ class ShardedGraph:
     order
         Order of rows without a graph in which they are dealt out; None: as they come.
     blocks
-        Number of blocks that rows of a shard come in, without a graph.
+        Number of blocks that rows of a shard come in, without a graph; None: they have no dimension for blocks.
     seed
         Of the draws with which rows without a graph are dealt out.
     """
+
+    executor: Any = None  # of fits; None: in memory
 
     def __init__(
         self,
@@ -58,11 +60,11 @@ class ShardedGraph:
         weight: np.ndarray | None = None,
         halo: bool = True,
         order: np.ndarray | None = None,
-        blocks: int = 1,
+        blocks: int | None = None,
         seed: int = 0,
     ):
         if graph is None or coordinates is None:
-            found = layout(consecutive(n_rows, n_shards * blocks))
+            found = layout(consecutive(n_rows, n_shards * (blocks or 1)))
         else:
             found = layout(median_cuts(coordinates, n_shards), along_curve(coordinates))
         if graph is None:
@@ -71,6 +73,7 @@ class ShardedGraph:
             found = Layout(np.where(found.mask, dealt[found.rows], -1))
         self.layout = found.in_buckets() if n_rows <= BUCKETED_ROWS else found
         self.graph, self.sample, self.beta, self.weight, self._blocks = graph, sample, beta, weight, blocks
+        self.sampled = slice(None)  # the rows that a model is built from: all of them
         self.total_weight = float(n_rows if weight is None else weight.sum())
         dtype = np.dtype(jnp.result_type(float))
         mask = self.layout.mask if weight is None else self.layout.mask * self.layout.shard(weight)
@@ -95,27 +98,21 @@ class ShardedGraph:
     @property
     def n_shards(self) -> int:
         """Return the number of shards."""
-        return len(self.layout.rows) // self._blocks
+        return len(self.layout.rows) // (self._blocks or 1)
 
     def safe_damping(self, temperature: float = 1.0) -> float:
         """Return a damping with which no parallel sweep lets the objective rise."""
         return 0.0 if self.graph is None else safe_damping(self.graph, self.beta, temperature)
 
-    def problem(self, model: Any, X: np.ndarray) -> Problem:
-        """Return the problem of a mixture of rows ``X``."""
-        x = self.layout.shard(np.asarray(X, np.dtype(jnp.result_type(float))))
-        return Problem(model, self._with_rows(model, x), halo=self.halo, check=False)
-
-    def problem_in_blocks(self, model: Any, X: np.ndarray, offset: np.ndarray, whitening: np.ndarray) -> Problem:
-        """Return the problem of a mixture of rows ``(X - offset) @ whitening.T`` without a graph, in blocks.
-
-        They are made block by block: no second copy of the data is alive.
-        """
-        x = np.empty((*self.layout.rows.shape, X.shape[1]), np.dtype(jnp.result_type(float)))
-        by_feature = np.count_nonzero(whitening) == len(whitening)
-        for block, rows in zip(x, self.layout.rows):
-            centered = X[np.maximum(rows, 0)] - offset
-            block[:] = centered * np.diag(whitening) if by_feature else centered @ whitening.T
+    def problem(self, model: Any, rows: Any) -> Problem:
+        """Return the problem of a mixture of rows as ``model`` sees them; of rows in blocks there is no second copy."""
+        dtype = np.dtype(jnp.result_type(float))
+        if self._blocks is None:
+            x = self.layout.shard(np.asarray(rows[:], dtype))
+            return Problem(model, self._with_rows(model, x), halo=self.halo, check=False)
+        x = np.empty((*self.layout.rows.shape, rows.shape[1]), dtype)
+        for block, index in zip(x, self.layout.rows):
+            block[:] = rows[np.maximum(index, 0)]
         arrays = {name: np.asarray(values) for name, values in self._with_rows(model, x).items()}
         shards = {name: values.reshape(-1, self._blocks, *values.shape[1:]) for name, values in arrays.items()}
         shards |= {name: shards[name].sum(1) for name in ("fraction", "square") if name in shards}

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse as sp
 
 from pdvi._anndata.checks import coordinates_of, features_of, samples_of, to_change
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL
 from pdvi._base.checks import factor, whole
+from pdvi.pp.tiles import averaged, neighbor_table
 from pdvi.shards.nearest import nearest_rows
 
 if TYPE_CHECKING:
@@ -85,16 +85,10 @@ def averages(
     features: np.ndarray, coordinates: np.ndarray, samples: np.ndarray, counts: Iterable[int]
 ) -> dict[int, np.ndarray]:
     """Return the means over each of ``counts`` nearest neighbours and the spot itself; neighbours are found once."""
-    counts = sorted(set(counts))
-    found = {count: np.empty_like(features) for count in counts}
-    for sample in np.unique(samples):
-        rows = np.flatnonzero(samples == sample)
-        index = nearest_rows(coordinates[rows], counts[-1] + 1)
-        for count in counts:
-            near = np.ascontiguousarray(index[:, : count + 1])
-            n, k = near.shape
-            weights, starts = np.full(n * k, 1 / k, np.float32), np.arange(0, n * k + 1, k)
-            found[count][rows] = sp.csr_array((weights, near.ravel(), starts), shape=(n, n)) @ features[rows]
+    table = neighbor_table(coordinates, samples, max(counts := set(counts)))
+    found = {count: np.empty_like(features) for count in sorted(counts)}
+    for count, mean in found.items():
+        averaged(table, count, features, mean)
     return found
 
 

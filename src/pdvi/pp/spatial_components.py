@@ -14,7 +14,7 @@ from pdvi._anndata.keys import SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import positive, whole
 from pdvi._base.checks import seed as checked_seed
 from pdvi.pp.normalise import expression_of, times, to_median
-from pdvi.shards.nearest import other_rows
+from pdvi.pp.tiles import mean_of_others, neighbor_table
 
 SMALL = 500  # genes up to which the genes x genes matrix is simply made
 BLOCK = 64  # of its columns made at once
@@ -86,7 +86,7 @@ def spatial_components(
         normalize = expression.normalized
     else:
         X = features_of(adata, use_rep, "pdvi.pp.prepare(adata)")
-    agreement = Agreement(X, neighbour_mean(coordinates, samples, n_neighbors), samples)
+    agreement = Agreement(X, mean_of_others(neighbor_table(coordinates, samples, n_neighbors), n_neighbors), samples)
     values, loadings = leading_eigenvectors(agreement, min(n_components, X.shape[1]), seed)
     adata.obsm[key_added] = agreement.project(loadings)
     adata.uns[key_added] = {
@@ -138,12 +138,8 @@ def projected(adata: Any, made: Mapping[str, Any], *, layer: str | None = None) 
         X = times(
             X, to_median(totals, target * share)[1], log=bool(params.get("log", True))
         )  # of slides that an older version has fitted
-    scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), np.float32(params["clip"])
-    if is_sparse(X):
-        X = sp.csr_array(X)
-        X.data = np.clip(X.data / scale[X.indices], -clip, clip)
-    else:
-        X = np.clip(X / scale, -clip, clip)
+    scale, clip = np.asarray(made["scale"])[~missing].astype(np.float32), float(params["clip"])
+    _divide(X := sp.csr_array(X) if is_sparse(X) else X, scale, clip)
     return np.asarray(X @ np.asarray(made["loadings"], np.float32)[~missing], np.float32)
 
 
@@ -167,21 +163,6 @@ class Agreement:
         """Return the product with one vector, or with several as columns."""
         around = self.both_ways @ self.project(V)
         return np.asarray(self.X.T @ around, float) - self.mean.T @ np.asarray(self.of_sample @ around, float)
-
-
-def neighbour_mean(coordinates: np.ndarray, samples: np.ndarray, n_neighbors: int) -> sp.csr_array:
-    """Return the matrix that takes the mean over the nearest spots of the same sample, without the spot itself."""
-    n = len(coordinates)
-    row, column, weight = [np.empty(0, int)], [np.empty(0, int)], [np.empty(0, np.float32)]
-    for sample in np.unique(samples):
-        own = np.flatnonzero(samples == sample)
-        k = min(n_neighbors, len(own) - 1)
-        if k == 0:  # a spot alone has no neighbours
-            continue
-        row.append(np.repeat(own, k))
-        column.append(own[other_rows(coordinates[own], k)].ravel())
-        weight.append(np.full(len(own) * k, 1 / k, np.float32))
-    return sp.csr_array((np.concatenate(weight), (np.concatenate(row), np.concatenate(column))), shape=(n, n))
 
 
 def leading_eigenvectors(agreement: Agreement, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -209,27 +190,24 @@ def upright(vectors: np.ndarray) -> np.ndarray:
 def sample_means(X: Any, samples: np.ndarray) -> np.ndarray:
     """Return the mean row of every sample."""
     indicator = _indicator(samples, float)
-    total = indicator @ X
-    total = total.toarray() if is_sparse(total) else np.asarray(total)
-    return total / indicator.sum(1).reshape(-1, 1)
+    total: Any = indicator @ X
+    return (total.toarray() if is_sparse(total) else np.asarray(total)) / indicator.sum(1).reshape(-1, 1)
 
 
 def _scale(X: Any, samples: np.ndarray, clip: float) -> np.ndarray:
     """Divide every gene by its standard deviation within samples, in place, clip, and return what it was divided by."""
     mean = sample_means(X, samples)
-    square = X.copy()
-    if is_sparse(square):
-        square.data **= 2
-    else:
-        square **= 2
+    square = X.multiply(X) if is_sparse(X) else X**2
     scale = scale_of_genes(mean, sample_means(square, samples), np.bincount(samples) / len(samples))
-    if is_sparse(X):
-        X.data /= scale.astype(X.dtype)[X.indices]
-        np.clip(X.data, -clip, clip, out=X.data)
-    else:
-        X /= scale.astype(X.dtype)
-        np.clip(X, -clip, clip, out=X)
+    _divide(X, scale, clip)
     return scale
+
+
+def _divide(X: Any, scale: np.ndarray, clip: float) -> None:
+    """Divide genes by their scale, in place, and clip."""
+    values, divisor = (X.data, scale.astype(X.dtype)[X.indices]) if is_sparse(X) else (X, scale.astype(X.dtype))
+    values /= divisor
+    np.clip(values, -clip, clip, out=values)
 
 
 def scale_of_genes(mean: np.ndarray, square: np.ndarray, share: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Nearest neighbours of millions of spots, a block of rows at a time, and what is made from their table."""
+"""The nearest neighbors of every spot as a table, and what is made from it, a block of rows at a time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import scipy.sparse as sp
 from scipy.spatial import cKDTree
 from sklearn.utils import gen_batches
 
-BLOCK = 100_000  # rows of a table of neighbours that are worked on at once
+from pdvi.shards.nearest import nearest_rows
+
+BLOCK = 100_000  # rows of a table of neighbors that are worked on at once
+
+
+def neighbor_table(coordinates: np.ndarray, samples: np.ndarray, k: int) -> np.ndarray:
+    """Return the spot itself and its k nearest of the same sample, nearest first; -1 where a sample has fewer."""
+    k = min(k, int(np.bincount(samples).max()) - 1)
+    table = np.full((len(coordinates), k + 1), -1, np.int32)
+    for sample in np.unique(samples):
+        own = np.flatnonzero(samples == sample)
+        table[own, : len(own)] = own[nearest_rows(coordinates[own], k + 1)]
+    return table
 
 
 def nearest_by_tiles(coordinates: np.ndarray, samples: np.ndarray, table: np.ndarray) -> None:
-    """Fill a table (rows, k + 1) with the spot itself and its k nearest of the same sample, nearest first.
-
-    All spots of a sample are in one tree, which a block of them asks at a time. Where a sample has fewer spots than
-    columns the rest is -1.
-    """
+    """Fill such a table, which may lie in a file: all spots of a sample are in one tree, which a block of them asks."""
     for sample in np.unique(samples):
         own = np.flatnonzero(samples == sample)
         k = min(table.shape[1], len(own))
@@ -50,3 +58,20 @@ def nearest_others(table: np.ndarray, k: int) -> sp.csr_array:
     indptr, indices = np.concatenate(degrees).cumsum(), np.concatenate(targets)
     indptr = indptr.astype(np.int32) if len(indices) < 2**31 else indptr
     return sp.csr_array((np.ones(len(indices), np.float32), indices, indptr), shape=(len(table), len(table)))
+
+
+def mean_of_others(table: np.ndarray, k: int) -> sp.csr_array:
+    """Return the matrix that takes the mean over the k nearest of a spot's sample, without the spot itself."""
+    W = nearest_others(table, k)
+    degree = np.diff(W.indptr)
+    W.data[:] = np.repeat(1 / np.maximum(degree, 1), degree)
+    W.sort_indices()
+    return W
+
+
+def nearest_edges(table: np.ndarray, k: int, *, mutual: bool = False) -> sp.csr_array:
+    """Return edges of weight 1 between spots of which one (``mutual``: each) is among the k nearest of the other."""
+    directed = nearest_others(table, k)
+    directed.sort_indices()
+    reverse = sp.csr_array(directed.T)
+    return sp.csr_array(directed.minimum(reverse) if mutual else directed.maximum(reverse))

@@ -1,65 +1,56 @@
-"""What several labellings of the same rows agree on: matched to the most typical one, then averaged."""
+"""What several labelings of the same rows agree on: matched to the most typical one, then averaged."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-UNDECIDED = 2  # labellings; with 1 spots of the slides were right less often than certain, by 0.12, with 3 as often
+UNDECIDED = 2  # labelings; with 1 spots of the slides were right less often than certain, by 0.12, with 3 as often
 
 
-class Consensus(NamedTuple):
-    """Hold what labellings agree on, how much each agrees with each (ARI), and which is the most typical."""
-
-    labels: np.ndarray
-    probability: np.ndarray  # (rows, labels), the mean of matched labellings
-    certainty: np.ndarray  # of every row, see `certainty_of`
-    agreement: np.ndarray  # (labellings, labellings)
-    medoid: int
+def consensus(labelings: list[np.ndarray], n_labels: int) -> np.ndarray:
+    """Return the label that most labelings give a row; the medoid's where several have as many votes."""
+    center = labelings[medoid(agreement(labelings, n_labels))]
+    probability = votes(labelings, n_labels, center)
+    is_best = probability[np.arange(len(center)), center] == probability.max(1)
+    return np.where(is_best, center, probability.argmax(1))
 
 
-def consensus(labellings: list[np.ndarray], n_labels: int, reference: np.ndarray | None = None) -> Consensus:
-    """Return what labellings agree on: the medoid is the one whose mean agreement with the others is highest.
-
-    Labels have no names that two fits would share. So every labelling is matched to the medoid, one to one, such that
-    as many rows as possible keep their label; a row then gets the label that most labellings give it, and the medoid's
-    where several have as many votes. With a ``reference`` all are matched to it, and its labels are kept.
-    """
-    agreement = np.eye(len(labellings))
-    for i, one in enumerate(labellings):
+def agreement(labelings: list[np.ndarray], n_labels: int) -> np.ndarray:
+    """Return the adjusted Rand index of every two labelings, (labelings, labelings)."""
+    found = np.eye(len(labelings))
+    for i, one in enumerate(labelings):
         for j in range(i):
-            agreement[i, j] = agreement[j, i] = adjusted_rand(one, labellings[j], n_labels)
-    medoid = int(agreement.mean(1).argmax())
-    centre = labellings[medoid] if reference is None else reference
-    probability = votes([match(labels, centre, n_labels)[labels] for labels in labellings], n_labels)
-    labels = centre
-    if reference is None:
-        best = probability.max(1)
-        is_best = probability[np.arange(len(centre)), centre] == best
-        labels = np.where(is_best, centre, probability.argmax(1))
-    certainty = certainty_of(probability, labels, len(labellings))
-    return Consensus(labels, probability, certainty, agreement, medoid)
+            found[i, j] = found[j, i] = adjusted_rand(one, labelings[j], n_labels)
+    return found
 
 
-def votes(labellings: list[np.ndarray], n_labels: int) -> np.ndarray:
-    """Return the share of labellings that give a row each label, (rows, labels)."""
-    shares = np.zeros((len(labellings[0]), n_labels), np.float32)  # of a large tissue much memory: as little as will do
-    for labels in labellings:
-        shares[np.arange(len(labels)), labels] += 1
-    shares /= len(labellings)
-    return shares
+def medoid(agreement: np.ndarray) -> int:
+    """Return which labeling agrees most with all of them."""
+    return int(agreement.mean(1).argmax())
 
 
-def certainty_of(probability: np.ndarray, labels: np.ndarray, n_labellings: int) -> np.ndarray:
-    """Return the share of labellings that give rows their label, with two more that are undecided.
+def votes(labelings: list[np.ndarray], n_labels: int, reference: np.ndarray | None = None) -> np.ndarray:
+    """Return the fraction of labelings that give a row each label, (rows, labels).
 
-    A few labellings that agree cannot make anybody entirely sure, the less so as they come from the same data and err
-    together: this is the posterior mean of the share under a prior that is worth two labellings and knows nothing.
+    Labels have no names that two fits would share: with a ``reference`` every labeling is matched to it, one label to
+    one, such that as many rows as possible agree.
+    """
+    found = np.zeros((len(labelings[0]), n_labels), np.float32)  # of a large tissue much memory: as little as will do
+    for labels in labelings:
+        found[np.arange(len(labels)), labels if reference is None else match(labels, reference, n_labels)[labels]] += 1
+    found /= len(labelings)
+    return found
+
+
+def certainty_of(probability: np.ndarray, labels: np.ndarray, n_labelings: int) -> np.ndarray:
+    """Return the share of labelings that give rows their label, with two more that are undecided.
+
+    Labelings of the same data err together: this is the posterior mean of the share, under a uniform prior that is
+    worth two labelings.
     """
     share = probability[np.arange(len(labels)), labels]
-    return np.asarray((n_labellings * share + UNDECIDED / probability.shape[1]) / (n_labellings + UNDECIDED))
+    return np.asarray((n_labelings * share + UNDECIDED / probability.shape[1]) / (n_labelings + UNDECIDED))
 
 
 def match(labels: np.ndarray, reference: np.ndarray, n_labels: int) -> np.ndarray:
@@ -71,7 +62,7 @@ def match(labels: np.ndarray, reference: np.ndarray, n_labels: int) -> np.ndarra
 
 
 def adjusted_rand(one: np.ndarray, other: np.ndarray, n_labels: int) -> float:
-    """Return the adjusted Rand index of two labellings by 0, 1, ...
+    """Return the adjusted Rand index of two labelings by 0, 1, ...
 
     scikit-learn's is the same number, but finds out first what kind of labels it has, which takes most of its time.
     """

@@ -6,6 +6,7 @@ agreed on. Another tissue is labeled by each of them with the domains held fixed
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,11 @@ import numpy as np
 from scipy.special import softmax
 
 from pdvi._base.device import on_device
-from pdvi.core.result import Point
+from pdvi.mixtures.build import EmpiricalBayes, potts_model
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.init import MIN_VARIANCE, means_of, one_hot, scale_of
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.fit_mixture import FitOptions, run_fit
+from pdvi.mixtures.init import MIN_VARIANCE, about_mean, means_of, one_hot, scale_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
-from pdvi.models.mixture import PottsMixtureModel
-from pdvi.run.fit import fit
 from pdvi.solvers import P2DVI
 from pdvi.spatial.views import Tissue, View, ViewSettings
 
@@ -82,30 +81,12 @@ def label_by_mixture(
     means, X = np.asarray(mixtures["means"])[number][:, :size] @ whitening.T, X[:, :size] @ whitening.T
     log_weight = np.log(np.asarray(mixtures["shares"])[number])
     between = max(float(means.var(0).mean()), MIN_VARIANCE)
-    values = {
-        "start": means,
-        "prior_mean": means,
-        "prior_variance": np.full(size, NARROW),
-        "precision": np.ones(size),
-        "log_weight": log_weight,
-        "n_rows": len(X),
-        "log_scale": 0.0,
-        "temperature": 1.0,
-        "damping": graph.safe_damping(),
-        "offset_variance": np.full(graph.n_samples, between),
-    }
-    model = PottsMixtureModel(**{name: on_device(value) for name, value in values.items()})
+    settings = EmpiricalBayes(means, means, np.full(size, NARROW), np.ones(size))
+    model = potts_model(settings, len(X), damping=graph.safe_damping())
+    offset_variance = np.full(graph.n_samples, between)
+    model = dataclasses.replace(model, log_weight=on_device(log_weight), offset_variance=on_device(offset_variance))
     start = softmax(X @ means.T - 0.5 * (means**2).sum(1) + log_weight, axis=1)
-    result = fit(
-        graph.problem(model, X),
-        P2DVI(),
-        start=Point({}, graph.shard(start)),
-        batch_size=1,
-        max_epochs=config.max_epochs,
-        tol=0.0,
-        abs_tol=config.tol * len(X),
-        progress=False,
-    )
+    result = run_fit(graph.problem(model, X), graph.shard(start), FitOptions(solver=P2DVI(), config=config))
     probabilities = graph.unshard(result.local_params)
     assert graph.sample is not None
     residuals = X - means[probabilities.argmax(1)] - np.asarray(result.global_params["offset"])[graph.sample]

@@ -22,12 +22,11 @@ from pdvi.mixtures.coarsen import coarsen
 from pdvi.mixtures.config import Config
 from pdvi.mixtures.density import MixtureFit
 from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
-from pdvi.mixtures.init import center, kmeans_labels, one_hot
-from pdvi.mixtures.neighborhood import domains_of_types
+from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
-from pdvi.spatial.consensus import Consensus, adjusted_rand, consensus
-from pdvi.spatial.streaming import Storage, fit_from_store
+from pdvi.spatial.consensus import adjusted_rand, agreement, certainty_of, consensus, medoid, votes
+from pdvi.spatial.streaming import Storage, StoredGraph
 
 
 class View(NamedTuple):
@@ -86,23 +85,20 @@ class ViewSettings:
         """Return the numbers."""
         return self.options.config
 
-    @property
-    def of_groups(self) -> ViewSettings:
-        """Return the same for groups of spots: the tolerance is per spot."""
-        config = dataclasses.replace(self.config, tol=self.config.tol * self.config.group_size)
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, config=config))
-
     def n_features(self, available: int) -> int:
         """Return how many components a view uses: the means of K domains span K - 1 directions."""
         return min(available, max(self.config.n_components, self.n_domains - 1))
 
 
 def shard_tissue(tissue: Tissue, settings: ViewSettings) -> ShardedGraph:
-    """Return the patches of a tissue, which all its views share."""
-    n_rows = len(tissue.coordinates)
+    """Return the patches of a tissue, which all its views share: in a store if rows do not fit into memory."""
+    n_rows, storage = len(tissue.coordinates), settings.storage
+    places: dict[str, Any] = {"beta": settings.beta, "sample": tissue.sample}
+    if storage is not None and n_rows > storage.max_rows:
+        n_shards = settings.config.patches(n_rows)
+        return StoredGraph(n_rows, tissue.graph, tissue.coordinates, storage, n_shards=n_shards, **places)
     n_shards = settings.config.patches(n_rows) if settings.n_patches is None else settings.n_patches
-    options: dict[str, Any] = {"n_shards": n_shards, "beta": settings.beta, "sample": tissue.sample}
-    return ShardedGraph(n_rows, tissue.graph, tissue.coordinates, **options)
+    return ShardedGraph(n_rows, tissue.graph, tissue.coordinates, n_shards=n_shards, **places)
 
 
 def fit_view(
@@ -115,7 +111,7 @@ def fit_view(
 ) -> MixtureFit:
     """Fit one view, from given probabilities of the domains or from k-means.
 
-    A component that has lost its rows is put where the fit is poorest, if that helps.
+    A component that has lost its rows is put where the fit is poorest, if that helps (in memory).
     """
     X, types = rows_of(tissue, view, settings, types)
     starts = [start] if start is not None else starts_of(tissue, view, settings, X, types)
@@ -124,9 +120,9 @@ def fit_view(
         return fit_from(X, graph, probabilities, types, settings.options)
 
     fitted = min(map(refit, starts), key=lambda one: one.objective)
-    if types is not None:
+    if types is not None or isinstance(graph, StoredGraph):
         return fitted
-    rows = (X - (fitted.offset if graph.sample is None else fitted.offset[graph.sample])) @ fitted.whitening.T
+    rows = fitted.rows(X, graph.sample)
     return split_and_merge(fitted, rows, refit, graph=tissue.graph, max_moves=settings.n_domains)
 
 
@@ -134,7 +130,8 @@ def rows_of(
     tissue: Tissue, view: View, settings: ViewSettings, types: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the rows that a view fits, and in a view of types the probabilities of these (``types`` if given)."""
-    size = tissue.components.shape[1] if view == FEATURES else settings.n_features(tissue.components.shape[1])
+    available = tissue.components.shape[1]
+    size = available if view == FEATURES else settings.n_features(available)
     if view.kind == "types":
         return tissue.components[:, :size], types_of(tissue, settings) if types is None else types
     return tissue.averages[view.n_neighbors][:, :size], None
@@ -154,25 +151,28 @@ def starts_of(
     tissue: Tissue, view: View, settings: ViewSettings, X: np.ndarray, types: np.ndarray | None
 ) -> list[np.ndarray]:
     """Return the probabilities of domains that a view is fitted from, by k-means."""
-    if types is None:
-        return _starts(center(X, tissue.sample).X, settings)
-    near = {"n_neighbors": view.n_neighbors, "seed": settings.options.seed, "runs": _runs(len(X), settings)}
-    return [domains_of_types(types, tissue.coordinates, settings.n_domains, **near)]
-
-
-def _starts(X: np.ndarray, settings: ViewSettings) -> list[np.ndarray]:
-    """Labels from k-means with several seeds, as probabilities."""
-    seeds = [settings.options.seed + 101 * number for number in range(settings.n_init)]
-    own = [dataclasses.replace(settings, options=dataclasses.replace(settings.options, seed=seed)) for seed in seeds]
-    return [one_hot(_kmeans(X, settings.n_domains, one), settings.n_domains) for one in own]
+    n_domains, seed = settings.n_domains, settings.options.seed
+    if types is not None:
+        near: dict[str, Any] = {"n_neighbors": view.n_neighbors, "runs": settings.config.runs(len(X)), "seed": seed}
+        return [domains_of_types(types, tissue.coordinates, n_domains, **near)]
+    rows = center(X, tissue.sample)
+    seeds = (seed + 101 * number for number in range(settings.n_init))
+    return [one_hot(_kmeans(rows, n_domains, settings.config, seed), n_domains) for seed in seeds]
 
 
 def types_of(tissue: Tissue, settings: ViewSettings) -> np.ndarray:
     """Return expression states of single spots by k-means, as probabilities; as many as there are different spots."""
-    X = tissue.components[:, : settings.n_features(tissue.components.shape[1])]
-    labels = _kmeans(center(X, tissue.sample).X, min(settings.config.n_types, len(X)), settings)
+    X = center(tissue.components[:, : settings.n_features(tissue.components.shape[1])], tissue.sample)
+    labels = _kmeans(X, min(settings.config.n_types, len(X)), settings.config, settings.options.seed)
     used, labels = np.unique(labels, return_inverse=True)
     return one_hot(labels, len(used))
+
+
+def _kmeans(X: np.ndarray, n_clusters: int, config: Config, seed: int) -> np.ndarray:
+    """Labels by k-means of some hundred rows a cluster: averages of neighbors are much alike."""
+    runs = config.runs(len(X))
+    max_rows = 300 * n_clusters if runs == config.kmeans_runs else 20_000
+    return kmeans_labels(X, n_clusters, seed=seed, runs=runs, max_rows=max_rows)
 
 
 def fit_views(
@@ -198,11 +198,10 @@ def fit_views(
     found = map_threads(lambda place: alone(order[place]), len(views))
     fits = [found[order.index(number)] for number in range(len(views))]
     labelings = [fit.labels for fit in fits]
-    common = consensus(labelings, settings.n_domains).labels
-    start = one_hot(common, settings.n_domains)
-
     if len(views) == 1:
         return fits, labelings
+    common = consensus(labelings, settings.n_domains)
+    start = one_hot(common, settings.n_domains)
     other = [adjusted_rand(labels, common, settings.n_domains) < settings.config.same_labels for labels in labelings]
     views_again = list({view.rows: view for view, differs in zip(views, other) if differs}.values())
 
@@ -222,31 +221,39 @@ def fit_views(
 class Domains(NamedTuple):
     """The domains of a tissue: what its views agree on."""
 
-    consensus: Consensus
+    labels: np.ndarray
+    probability: np.ndarray  # the fraction of views that alone give a row each label, matched to these
+    certainty: np.ndarray  # see `certainty_of`
+    agreement: np.ndarray  # of the views alone, (views, views)
+    medoid: int  # the view that agrees most with all
     fits: list[MixtureFit]  # one for each view, of all rows or of groups of rows
     labelings: list[np.ndarray]  # of all rows, by every view alone
-    views: tuple[View, ...]
     best: MixtureFit  # whose posterior stands for the domains
 
 
 def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings) -> Domains:
     """Fit the views and return what they agree on; a large tissue is seen in groups of spots first."""
-    tissue = drop_constant_features(tissue)
-    n_rows, size = len(tissue.coordinates), settings.config.group_size
-    if n_rows <= settings.config.group_above or n_rows // size < settings.n_domains:  # fewer groups than domains
+    tissue, config, n_domains = drop_constant_features(tissue), settings.config, settings.n_domains
+    n_rows = len(tissue.coordinates)
+    if n_rows <= config.group_above or n_rows // config.group_size < n_domains:  # fewer groups than domains
         fits, labelings = fit_views(tissue, views, settings)
-        agreed = consensus([fit.labels for fit in fits], settings.n_domains)
-        alone = consensus(labelings, settings.n_domains, agreed.labels)
-        return Domains(alone._replace(medoid=agreed.medoid), fits, labelings, views, fits[agreed.medoid])
-    tell("groups of spots")
-    groups, group = group_tissue(tissue, size)
-    found = find_domains(groups, views, settings.of_groups)
-    tell("all spots, from what the views agree on")
-    start = found.consensus.probability[group]
-    last = _fit_all_rows(tissue, views[0], settings, start)
-    labelings = [labels[group] for labels in found.labelings]
-    agreed = consensus(labelings, settings.n_domains, last.labels)
-    return Domains(agreed, found.fits, labelings, views, last)
+        agreed = [fit.labels for fit in fits]
+        labels, typical = consensus(agreed, n_domains), medoid(agreement(agreed, n_domains))
+        alike, best = agreement(labelings, n_domains), fits[typical]
+    else:
+        tell("groups of spots")
+        groups, group = group_tissue(tissue, config.group_size)
+        coarse = dataclasses.replace(config, tol=config.tol * config.group_size)  # per spot
+        options = dataclasses.replace(settings.options, config=coarse)
+        found = find_domains(groups, views, dataclasses.replace(settings, options=options))
+        tell("all spots, from what the views agree on")
+        best = fit_view(tissue, views[0], shard_tissue(tissue, settings), settings, found.probability[group])
+        fits, labels, labelings = found.fits, best.labels, [labels[group] for labels in found.labelings]
+        alike = agreement(labelings, n_domains)
+        typical = medoid(alike)
+    probability = votes(labelings, n_domains, labels)
+    certainty = certainty_of(probability, labels, len(labelings))
+    return Domains(labels, probability, certainty, alike, typical, fits, labelings, best)
 
 
 def drop_constant_features(tissue: Tissue) -> Tissue:
@@ -261,16 +268,6 @@ def drop_constant_features(tissue: Tissue) -> Tissue:
         return tissue
     averages = {count: mean[:, kept] for count, mean in tissue.averages.items()}
     return tissue._replace(components=tissue.components[:, kept], averages=averages)
-
-
-def _fit_all_rows(tissue: Tissue, view: View, settings: ViewSettings, start: np.ndarray) -> MixtureFit:
-    """Fit a view of all rows from what their groups have found, in memory or from a store."""
-    storage = settings.storage
-    if storage is None or len(tissue.coordinates) <= storage.max_rows:
-        return fit_view(tissue, view, shard_tissue(tissue, settings), settings, start)
-    X = tissue.averages[view.n_neighbors][:, : settings.n_features(tissue.components.shape[1])]
-    places = (tissue.graph, tissue.coordinates, tissue.sample)
-    return fit_from_store(X, *places, start, settings.options, beta=settings.beta, storage=storage)
 
 
 def group_tissue(tissue: Tissue, size: int) -> tuple[Tissue, np.ndarray]:
@@ -307,15 +304,3 @@ def _thread_controller() -> ThreadpoolController:
 
     KMeans(1, n_init=1).fit(np.zeros((2, 1)))
     return ThreadpoolController()
-
-
-def _kmeans(X: np.ndarray, n_clusters: int, settings: ViewSettings) -> np.ndarray:
-    """Labels by k-means of some hundred rows a cluster: averages of neighbors are much alike."""
-    runs = _runs(len(X), settings)
-    max_rows = 300 * n_clusters if runs == settings.config.kmeans_runs else 20_000
-    return kmeans_labels(X, n_clusters, seed=settings.options.seed, runs=runs, max_rows=max_rows)
-
-
-def _runs(n_rows: int, settings: ViewSettings) -> int:
-    """How often k-means is run: less often on many rows."""
-    return max(1, min(settings.config.kmeans_runs, settings.config.budget // (3 * n_rows)))

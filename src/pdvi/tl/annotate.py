@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from pdvi._anndata.checks import check_adata, coordinates_of, fit_of, samples_of
-from pdvi._anndata.keys import DOMAIN, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
+from pdvi._anndata.keys import DOMAIN, SPATIAL, SPATIAL_COMPONENTS
 from pdvi._base.checks import instance
-from pdvi.gr import knn_graph
-from pdvi.mixtures.checks import check_graph
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.samples import about_mean
+from pdvi.mixtures.init import about_mean
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
 from pdvi.pp.spatial_components import projected
+from pdvi.pp.tiles import neighbor_table
 from pdvi.spatial.consensus import certainty_of, votes
 from pdvi.spatial.transfer import label_by_mixture
+from pdvi.tl.missing import EDGES, WEIGHED_NEIGHBORS, usual_graph
 from pdvi.tl.results import write_labels
 
 if TYPE_CHECKING:
@@ -74,18 +73,17 @@ def annotate(
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     components = about_mean(projected(adata, made, layer=layer), samples)
     counts = np.asarray(model["n_neighbors"])
-    found = averages(components, coordinates, samples, set(counts.tolist()))
-    work = _graph(adata, components, sample_key, spatial_key)
-    n_domains = len(fitted.obs[key].cat.categories)
+    found = averages(components, coordinates, samples, {*counts.tolist(), WEIGHED_NEIGHBORS})
+    weights = usual_graph(neighbor_table(coordinates, samples, EDGES), found[WEIGHED_NEIGHBORS]).astype(np.float64)
     options: dict[str, Any] = {"n_shards": config.patches(adata.n_obs), "beta": float(fit["params"]["beta"])}
-    graph = ShardedGraph(adata.n_obs, work, coordinates, sample=samples, **options)
+    graph = ShardedGraph(adata.n_obs, weights, coordinates, sample=samples, **options)
     done = [
         label_by_mixture(model, number, about_mean(found[count], samples), graph, config)
         for number, count in enumerate(counts.tolist())
     ]
-    probability = votes([each[0].argmax(1) for each in done], n_domains)
-    farther, explained = (float(np.median([each[i] for each in done])) for i in (1, 2))
     categories = list(fitted.obs[key].cat.categories)
+    probability = votes([each[0].argmax(1) for each in done], len(categories))
+    farther, explained = (float(np.median([each[i] for each in done])) for i in (1, 2))
     labels = probability.argmax(1)
     certainty = certainty_of(probability, labels, len(done))
     write_labels(adata, name, probability, categories, labels, certainty, np.asarray(fitted.uns[f"{key}_colors"]))
@@ -99,16 +97,3 @@ def annotate(
             UserWarning,
             stacklevel=2,
         )
-
-
-def _graph(adata: AnnData, components: np.ndarray, sample_key: str | None, spatial_key: str) -> sp.csr_array:
-    """Return the usual graph, weighted by the usual averages; ``adata`` stays as it is."""
-    from anndata import AnnData
-
-    from pdvi.pp import neighborhood
-
-    work = AnnData(obs=adata.obs[[sample_key]] if sample_key else adata.obs[[]])
-    work.obsm[SPATIAL], work.obsm[SPATIAL_COMPONENTS] = coordinates_of(adata, spatial_key), components
-    neighborhood(work, use_rep=SPATIAL_COMPONENTS, sample_key=sample_key)
-    knn_graph(work, sample_key=sample_key)
-    return check_graph(sp.csr_array(work.obsp[WEIGHTS], dtype=np.float64), work.n_obs)

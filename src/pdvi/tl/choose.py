@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import logsumexp
 from tqdm import tqdm
 
 from pdvi import metrics
 from pdvi._anndata.checks import check_adata, coordinates_of, features_of, samples_of, say
-from pdvi._anndata.keys import NEIGHBORHOOD, SPATIAL, WEIGHTS
+from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi._base.checks import instance, whole
 from pdvi._base.telling import wanted
 from pdvi.mixtures.checks import check_coupling, check_graph
 from pdvi.mixtures.config import CONFIG, Config
-from pdvi.mixtures.fit_mixture import FitOptions
+from pdvi.mixtures.density import MixtureFit
+from pdvi.mixtures.fit_mixture import FitOptions, fit_mixture
+from pdvi.mixtures.init import center, kmeans_labels, means_of, one_hot, scale_of
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.pp.neighborhood import averages
-from pdvi.spatial.n_domains import Track, fit_candidates
+from pdvi.pp.tiles import neighbor_table
 from pdvi.spatial.views import VIEWS
-from pdvi.tl.held_out import Halves, components_of
-from pdvi.tl.missing import is_users_own, make_missing
+from pdvi.tl.missing import EDGES, WEIGHED_COMPONENTS, is_users_own, make_missing, usual_graph
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+Track = Callable[[Iterable[tuple[int, int]]], Iterable[tuple[int, int]]]  # goes through fits, and shows how far it is
 
 SAME_STABILITY = 0.02  # agreement between seeds that counts as equal
 
@@ -73,9 +78,16 @@ def choose_n_domains(
     whole("n_seeds", n_seeds, least=2)  # to compare
     given = NEIGHBORHOOD if is_users_own(adata) else None
     make_missing(adata, use_rep=given, sample_key=sample_key, spatial_key=spatial_key, components=False)
+    made_of = next((key for key in (COMPONENTS, SPATIAL_COMPONENTS) if key in adata.obsm), None)  # principal ones first
+    components = None if made_of is None else features_of(adata, made_of, "pdvi.pp.prepare(adata)")
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
     options = FitOptions(config=config)
-    features = _features(adata, given, coordinates, samples, n_seeds)
+    usual = features_of(adata, NEIGHBORHOOD, "pdvi.pp.neighborhood(adata)")
+    features = [usual] * n_seeds
+    if given is None and components is not None:  # averages over as many neighbors as the views have, in turn
+        counts = sorted({view.n_neighbors for view in VIEWS if view.kind == "averages"}, reverse=True)
+        seen = averages(components[:, : usual.shape[1]], coordinates, samples, counts)
+        features = [seen[counts[number % len(counts)]] for number in range(n_seeds)]
     graph = check_graph(adata.obsp[WEIGHTS], adata.n_obs).astype(np.float64)
     how: dict[str, Any] = {"n_shards": config.patches(adata.n_obs), "beta": check_coupling(beta)}
     sharded = ShardedGraph(adata.n_obs, graph, coordinates, sample=samples if samples.any() else None, **how)
@@ -85,12 +97,14 @@ def choose_n_domains(
     table["stability"] = [float(np.mean([metrics.ari(a, b) for a, b in pairs[k]])) for k in candidates]
     table["elbo"] = [-fits[k][0].objective for k in candidates]
     stability = table["stability"].to_numpy()
-    if components_of(adata) is None:
+    if components is None:
         recommended = int(table["n_domains"][stability >= stability.max() - SAME_STABILITY].max())
     else:
-        halves = Halves(adata, sample_key=sample_key, spatial_key=spatial_key, config=config)
-        track = _bar(progress, "fits of one half")
-        mean, enough = halves.scores(candidates, options, beta=float(beta), n_starts=n_seeds, track=track)
+        places, track = (coordinates, samples), _bar(progress, "fits of one half")
+        mean = held_out_scores(
+            components, *places, candidates, options, beta=float(beta), n_starts=n_seeds, track=track
+        )
+        enough = mean >= mean[0] + config.held_out_gain * (mean.max() - mean[0])
         table["held_out"] = mean
         recommended = candidates[int(np.where(enough, stability, -np.inf).argmax())]
     if len(candidates) > 2 and recommended in (candidates[0], candidates[-1]):
@@ -100,18 +114,74 @@ def choose_n_domains(
     return recommended
 
 
-def _features(
-    adata: AnnData, given: str | None, coordinates: np.ndarray, samples: np.ndarray, count: int
-) -> list[np.ndarray]:
-    """Return what each fit of a candidate sees: averages over as many neighbours as the views have, in turn."""
-    usual = features_of(adata, NEIGHBORHOOD, "pdvi.pp.neighborhood(adata)")
-    key = components_of(adata)
-    if given is not None or key is None:
-        return [usual] * count
-    numbers = sorted({view.n_neighbors for view in VIEWS if view.kind == "averages"}, reverse=True)
-    components = features_of(adata, key, "pdvi.pp.prepare(adata)")[:, : usual.shape[1]]
-    seen = averages(components, coordinates, samples, numbers)
-    return [seen[numbers[n % len(numbers)]] for n in range(count)]
+def fit_candidates(
+    features: list[np.ndarray], graph: ShardedGraph, candidates: list[int], options: FitOptions, track: Track = iter
+) -> dict[int, list[MixtureFit]]:
+    """Fit every number of components once to each of ``features``, every time from a start of its own.
+
+    Mixtures with fewer components than the largest candidate are padded with absent ones, which get no row.
+    """
+    found: dict[int, list[MixtureFit]] = {k: [] for k in candidates}
+    most = max(candidates)
+    for k, number in track([(k, n) for k in candidates for n in range(len(features))]):
+        X = features[number]
+        labels = kmeans_labels(center(X, graph.sample), k, seed=number, runs=options.config.runs(len(X)))
+        start = one_hot(labels, most)
+        own = dataclasses.replace(options, seed=number, n_present=k)
+        fitted = fit_mixture(X, graph, start, own)
+        found[k].append(fitted._replace(probabilities=fitted.probabilities[:, :k]))
+    return found
+
+
+def held_out_log_density(fitted: np.ndarray, probabilities: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the log density of ``rows`` under the tied mixture that ``probabilities`` of fitted rows tell of.
+
+    It is that of rows about whose neighbors nothing is known: components weigh as much as their fractions.
+    """
+    means = means_of(fitted, probabilities)
+    whitening = np.linalg.inv(scale_of(fitted - means[probabilities.argmax(1)]))
+    white, centers = rows @ whitening.T, means @ whitening.T
+    squares = (white**2).sum(1)[:, None] - 2 * white @ centers.T + (centers**2).sum(1)
+    constant = np.linalg.slogdet(whitening)[1] - 0.5 * rows.shape[1] * np.log(2 * np.pi)
+    return np.asarray(logsumexp(-0.5 * squares, b=probabilities.mean(0), axis=1) + constant)
+
+
+def held_out_scores(
+    components: np.ndarray,
+    coordinates: np.ndarray,
+    samples: np.ndarray,
+    candidates: list[int],
+    options: FitOptions,
+    *,
+    beta: float = 1.0,
+    n_starts: int = 1,
+    track: Track = iter,
+) -> np.ndarray:
+    """Return the mean log density of a held-out spot for every candidate, under the best of ``n_starts`` fits.
+
+    One half of the spots is fitted, the other held out; they are drawn at random within each sample. Each half is
+    averaged over its own spots, since averages over all would give each half away to the other. Left-out blocks would
+    share less, but the tissue changes from place to place, and a domain may lie in a left-out block.
+    """
+    fitted, held_out = halves(samples)
+    count = options.config.held_out_neighbors
+    X, other = (
+        averages(components[rows, :WEIGHED_COMPONENTS], coordinates[rows], samples[rows], [count])[count]
+        for rows in (fitted, held_out)
+    )
+    graph = usual_graph(neighbor_table(coordinates[fitted], samples[fitted], EDGES), X).astype(np.float64)
+    n_shards = options.config.patches(len(X))
+    sharded = ShardedGraph(len(X), graph, coordinates[fitted], n_shards=n_shards, beta=beta)
+    fits = fit_candidates([X] * n_starts, sharded, candidates, options, track)
+    best = [min(fits[k], key=lambda fit: fit.objective) for k in candidates]
+    return np.array([held_out_log_density(X, fit.probabilities, other).mean() for fit in best])
+
+
+def halves(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of two halves, drawn at random within each sample."""
+    order = np.random.default_rng(0).permutation(len(samples))
+    order = order[np.argsort(samples[order], kind="stable")]  # sample by sample, so that both halves get of each
+    return np.sort(order[::2]), np.sort(order[1::2])
 
 
 def _bar(progress: bool | None, what: str) -> Track:

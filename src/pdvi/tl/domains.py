@@ -18,13 +18,14 @@ from pdvi.mixtures.checks import check_coupling, check_graph
 from pdvi.mixtures.config import CONFIG, Config
 from pdvi.mixtures.fit_mixture import FitOptions
 from pdvi.pp.neighborhood import averages
+from pdvi.pp.tiles import nearest_edges, neighbor_table
 from pdvi.run.settings import solver_for
 from pdvi.shards.nearest import asked_once
 from pdvi.spatial.compile_ahead import compile_ahead
 from pdvi.spatial.transfer import keep_mixtures
 from pdvi.spatial.views import FEATURES, VIEWS, Tissue, View, ViewSettings, find_domains
-from pdvi.tl.large import LargeTissue
-from pdvi.tl.missing import blocks_of, graph_pattern, is_users_own, make_missing, n_components, own_graph
+from pdvi.tl.large import tissue_in_files
+from pdvi.tl.missing import EDGES, blocks_of, given_graph, is_users_own, make_missing, n_components, separate_samples
 from pdvi.tl.results import write_domains
 
 if TYPE_CHECKING:
@@ -149,10 +150,10 @@ def domains(
             tissue = _tissue(adata, chosen, given, settings, stack, **where)
         else:
             limits: dict[str, Any] = {"memory_limit": memory_limit, "executor": executor, "stages": stages}
-            tissue, settings = _streamed(adata, blocks, chosen, settings, stack, limits, **where)
+            tissue, settings = stack.enter_context(tissue_in_files(adata, blocks, chosen, settings, **where, **limits))
         made = perf_counter()
         found = find_domains(tissue, chosen, settings)
-        mixtures = keep_mixtures(tissue, found.consensus.labels, chosen, settings)
+        mixtures = keep_mixtures(tissue, found.labels, chosen, settings)
     seconds = {"missing": made - began, "fit": perf_counter() - made}
     params = {
         "n_domains": int(n_domains),
@@ -167,7 +168,7 @@ def domains(
         "seed": int(seed),
         "config": config.as_params(),
     }
-    write_domains(adata, key_added, found, params, mixtures)
+    write_domains(adata, key_added, found, chosen, params, mixtures)
     adata.uns[key_added] |= {"seconds": seconds, "fit_seconds": seconds["fit"]}
     return adata if copy else None
 
@@ -200,13 +201,14 @@ def _tissue(
 ) -> Tissue:
     """Return what the views see, from arrays in memory; components and graph are made where they are missing."""
     coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    pattern, separate = graph_pattern(adata, graph_key, sample_key, spatial_key), separate_samples(coordinates, samples)
+    graph = given_graph(adata, graph_key, sample_key)
+    edges = nearest_edges(neighbor_table(coordinates, samples, EDGES), EDGES) if graph is None else graph
+    separate, several = separate_samples(coordinates, samples), samples if samples.any() else None
     size = n_components(adata, given)
-    several = samples if samples.any() else None
-    stack.enter_context(compile_ahead(pattern, separate, several, views, size, settings))
+    stack.enter_context(compile_ahead(edges, separate, several, views, size, settings))
     make_missing(adata, use_rep=given, graph_key=graph_key, sample_key=sample_key, spatial_key=spatial_key)
-    graph = check_graph(adata.obsp[graph_key], adata.n_obs).astype(np.float64)
-    places = (graph, separate, several)
+    graph = check_graph(adata.obsp[graph_key], adata.n_obs) if graph is None else graph
+    places = (graph.astype(np.float64), separate, several)
     if given is not None:
         features = features_of(adata, given, "pdvi.pp.neighborhood(adata)")
         return Tissue(features, {FEATURES.n_neighbors: features}, *places)
@@ -214,37 +216,3 @@ def _tissue(
     components = features_of(adata, SPATIAL_COMPONENTS, "pdvi.pp.spatial_components(adata)")
     counts = {view.n_neighbors for view in views if view.kind == "averages"}
     return Tissue(components, averages(components, coordinates, samples, counts), *places)
-
-
-def _streamed(
-    adata: AnnData,
-    blocks: Any,
-    views: tuple[View, ...],
-    settings: ViewSettings,
-    stack: ExitStack,
-    limits: dict[str, Any],
-    *,
-    graph_key: str,
-    sample_key: str | None,
-    spatial_key: str,
-) -> tuple[Tissue, ViewSettings]:
-    """Return the same from expression that is read in blocks, and settings with a store for rows that do not fit."""
-    coordinates, samples = coordinates_of(adata, spatial_key), samples_of(adata, sample_key)
-    counts = {view.n_neighbors for view in views if view.kind == "averages"}
-    genes, seed = adata.var_names.to_numpy(), settings.options.seed
-    large = LargeTissue(blocks, coordinates, samples, genes, counts, seed)
-    tissue, made, settings = stack.enter_context(large.prepared(settings, **limits))
-    graph = own_graph(adata, graph_key, sample_key, tissue.graph)
-    where = {"sample_key": sample_key or "", "spatial_key": spatial_key}
-    adata.obsm[SPATIAL_COMPONENTS] = np.array(tissue.components)
-    adata.uns[SPATIAL_COMPONENTS] = made | {"params": made["params"] | where}
-    places = separate_samples(coordinates, samples)
-    return tissue._replace(graph=graph, coordinates=places, sample=samples if samples.any() else None), settings
-
-
-def separate_samples(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Return samples side by side, so that the patches of one do not reach into the next."""
-    extent = np.ptp(coordinates, axis=0).max() + 1.0
-    moved = coordinates - coordinates.min(0)
-    moved[:, 0] += 2 * extent * samples
-    return moved

@@ -6,18 +6,21 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 from anndata import AnnData
 
-from pdvi import gr, pp
+from pdvi import gr, graphs, pp
 from pdvi._anndata.blocks import Blocks, Part, is_on_disk
 from pdvi._anndata.checks import samples_of, say
 from pdvi._anndata.keys import COMPONENTS, NEIGHBORHOOD, SPATIAL, SPATIAL_COMPONENTS, WEIGHTS
 from pdvi._base.telling import tell
-from pdvi.mixtures.checks import check_graph
+from pdvi.mixtures.checks import check_graph, proper_edges
+from pdvi.pp.tiles import nearest_edges
 
 MADE_COMPONENTS = inspect.signature(pp.spatial_components).parameters["n_components"].default
 COMPONENTS_MADE = "pdvi.pp.spatial_components"
+EDGES, WEIGHED_NEIGHBORS, WEIGHED_COMPONENTS = 8, 30, 20  # of `gr.knn_graph`, and of the averages that weight edges
 
 
 def are_logarithms(n_samples: int) -> bool:
@@ -71,9 +74,6 @@ def make_missing(
             pp.neighborhood(adata, use_rep=SPATIAL_COMPONENTS, **where)
             made.append("pdvi.pp.neighborhood")
     if again or graph_key not in adata.obsp:
-        if graph_key != WEIGHTS:
-            msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
-            raise ValueError(msg)
         tell("the graph")
         gr.knn_graph(adata, use_rep=use_rep, **where)
         made.append("pdvi.gr.knn_graph")
@@ -102,29 +102,35 @@ def blocks_of(adata: AnnData, sample_key: str | None) -> Blocks | None:
     return Blocks([Part(adata.X)], adata.n_vars)
 
 
-def own_graph(adata: AnnData, graph_key: str, sample_key: str | None, made: sp.csr_array) -> sp.csr_array:
-    """Return the graph that ``adata`` has, or the one that was made for it."""
-    if graph_key not in adata.obsp:
-        if graph_key != WEIGHTS:
-            msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
-            raise ValueError(msg)
-        return made
-    return made if _joining(adata, graph_key, sample_key) else check_graph(adata.obsp[graph_key], adata.n_obs)
+def given_graph(adata: AnnData, graph_key: str, sample_key: str | None) -> sp.csr_array | None:
+    """Return the graph that ``adata`` has; None if it is to be made: there is none, or one that joins samples."""
+    if graph_key in adata.obsp:
+        return None if _joining(adata, graph_key, sample_key) else check_graph(adata.obsp[graph_key], adata.n_obs)
+    if graph_key != WEIGHTS:
+        msg = f"{graph_key!r} not in adata.obsp (it has {sorted(adata.obsp)}); run pdvi.gr.knn_graph(adata) first."
+        raise ValueError(msg)
+    return None
 
 
-def graph_pattern(adata: AnnData, graph_key: str, sample_key: str | None, spatial_key: str) -> sp.csr_array:
-    """Return the edges of the graph that ``adata`` has or that `make_missing` will make, the latter without weights."""
-    if graph_key in adata.obsp and not _joining(adata, graph_key, sample_key):
-        return check_graph(adata.obsp[graph_key], adata.n_obs)
-    bare = AnnData(obs=adata.obs[[sample_key] if sample_key else []], obsm={spatial_key: adata.obsm[spatial_key]})
-    gr.knn_graph(bare, sample_key=sample_key, spatial_key=spatial_key)
-    return sp.csr_array(bare.obsp[WEIGHTS])
+def usual_graph(table: np.ndarray, averages: np.ndarray) -> sp.csr_array:
+    """Return the graph that `gr.knn_graph` makes by default from a table of neighbors, with weights from averages."""
+    features = np.array(averages[:, :WEIGHED_COMPONENTS])
+    features -= features.mean(0)
+    return proper_edges(graphs.weights(nearest_edges(table, EDGES), features))
 
 
 def n_components(adata: AnnData, use_rep: str | None) -> int:
     """Return how many components ``adata`` has or will have, as far as that is known before they are made."""
     made_of = use_rep or next((key for key in (SPATIAL_COMPONENTS, COMPONENTS) if key in adata.obsm), None)
     return adata.obsm[made_of].shape[1] if made_of else min(MADE_COMPONENTS, adata.n_vars)
+
+
+def separate_samples(coordinates: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return samples side by side, so that the patches of one do not reach into the next."""
+    extent = np.ptp(coordinates, axis=0).max() + 1.0
+    moved = coordinates - coordinates.min(0)
+    moved[:, 0] += 2 * extent * samples
+    return moved
 
 
 def is_users_own(adata: AnnData) -> bool:
