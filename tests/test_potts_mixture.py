@@ -260,6 +260,7 @@ def test_buckets_hold_their_sizes_and_waste_little():
     assert (found >= sizes).all()
     assert (found <= 1.125 * sizes + 1e-9).all()
     assert len(set(found[2047:4096])) == 9  # eight a doubling
+    assert [bucket(size, 0) for size in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 16]
     assert [degree_bucket(degree) for degree in (0, 1, 4, 5, 8)] == [8, 8, 8, 8, 8]
     assert degree_bucket(9) == 16
 

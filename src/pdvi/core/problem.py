@@ -187,8 +187,7 @@ class Problem(eqx.Module):
 
     def init_global(self, key: Array) -> Array:
         """Return the model's own start of ``lam``."""
-        start = dict(self.model.init_global(jax.random.split(key)[0]))
-        return self.ravel(jax.tree.map(lambda value: jnp.asarray(value, jnp.result_type(float)), start))
+        return _init_global(self.model, tuple(name for name, _ in self.blocks), key)
 
     def init_shard(self, key: Array, b: Array, shard: PyTree) -> PyTree:
         """Return the model's own start of the locals of shard ``b``."""
@@ -281,6 +280,12 @@ def shape_of(function: Any, *arguments: Any) -> PyTree:
 
 
 _SHAPES: dict[Any, PyTree] = {}  # the oldest goes first; without them a small fit takes twice as long
+
+
+@eqx.filter_jit  # without the shards: one program serves data of all sizes
+def _init_global(model: Model, names: tuple[str, ...], key: Array) -> Array:
+    start = model.init_global(jax.random.split(key)[0])
+    return jnp.concatenate([jnp.ravel(jnp.asarray(start[name], jnp.result_type(float))) for name in names])
 
 
 def _start_of_shard(problem: Problem, shard: PyTree) -> PyTree:

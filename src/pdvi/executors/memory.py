@@ -37,12 +37,13 @@ class Memory(Executor):
             raise ValueError(msg)
         self.problem, self._key = problem, key
         _check_room(problem, problem.local_shape(), "local variables")
-        lam, own_local = problem.init(key)
         check_local(problem, local)
-        if local is not None:
-            leaves = [jax.device_put(np.asarray(leaf)) for leaf in jax.tree.leaves(local)]
-            own_local = jax.tree.unflatten(jax.tree.structure(own_local), leaves)
-        return lam, State(None, own_local, None)
+        if local is None:
+            lam, local = problem.init(key)
+            return lam, State(None, local, None)
+        leaves = [jax.device_put(np.asarray(leaf)) for leaf in jax.tree.leaves(local)]
+        given = jax.tree.unflatten(jax.tree.structure(problem.local_shape()), leaves)
+        return problem.init_global(key), State(None, given, None)
 
     def begin(self, state: State, solver: Solver) -> State:
         """Return the state with what ``solver`` keeps for every shard at first."""

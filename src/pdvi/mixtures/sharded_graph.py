@@ -150,11 +150,14 @@ def safe_damping(graph: sp.csr_array, beta: float = 1.0, temperature: float = 1.
 
 
 def pad_halo(halos: list[np.ndarray], *, bucketed: bool = True) -> np.ndarray | None:
-    """Return the halos of all shards as one array, the shorter ones filled up with a row that they read anyway."""
+    """Return the halos of all shards as one array, the shorter ones filled up with a row that they read anyway.
+
+    Halo rows are read once a visit, so they may be padded to powers of two: halos vary more than numbers of rows do.
+    """
     longest = max(map(len, halos))
     if longest == 0:
         return None
-    padded = np.zeros((len(halos), bucket(longest) if bucketed else longest), np.int32)
+    padded = np.zeros((len(halos), bucket(longest, 0) if bucketed else longest), np.int32)
     for line, halo in zip(padded, halos):
         line[:] = halo[0] if len(halo) else 0
         line[: len(halo)] = halo

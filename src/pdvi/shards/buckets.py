@@ -7,9 +7,9 @@ DEGREE = 8  # columns of a neighbour table come in such steps
 AT_ONCE = 12  # of them that are worked on at once, at most
 
 
-def bucket(size: int) -> int:
-    """Return the smallest bucket that holds ``size``: at most 12.5 % larger."""
-    step = 1 << max(0, size.bit_length() - 1 - FINEST)
+def bucket(size: int, finest: int = FINEST) -> int:
+    """Return the smallest bucket that holds ``size``: at most 12.5 % larger, or twice as large with ``finest`` 0."""
+    step = 1 << max(0, size.bit_length() - 1 - finest)
     return -(-size // step) * step
 
 
