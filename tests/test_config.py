@@ -157,6 +157,8 @@ class Told(Config):
             "_asdict_inner",
             "replace",
             "_replace",
+            "__hash__",
+            "__eq__",
         ):
             Told.asked.add(name)
         return super().__getattribute__(name)
