@@ -34,7 +34,6 @@ TRIED: dict[str, tuple[float, float]] = {
     "budget": (1, 60_000),
     "n_components": (5, 15),
     "n_types": (10, 40),
-    "same_labels": (0.0, 1.0),
 }
 CHOOSE: dict[str, tuple[float, float]] = {"held_out_neighbors": (8, 30), "held_out_gain": (0.4, 0.8)}
 MAX_CHOSEN = 5_000  # spots of a slide whose number of domains is chosen

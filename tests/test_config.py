@@ -170,7 +170,7 @@ def test_the_views_of_a_slide_ask_for_their_numbers():
     tissue = pdvi.datasets.tissue(600, n_domains=3, seed=0)
     Told.asked.clear()
     pdvi.tl.domains(tissue, 3, config=Told(budget=3_000))
-    few = {"max_epochs", "tol", "n_patches", "kmeans_runs", "budget", "n_components", "same_labels", "group_above"}
+    few = {"max_epochs", "tol", "n_patches", "kmeans_runs", "budget", "n_components", "group_above"}
     assert few <= Told.asked
     assert "held_out_gain" not in Told.asked  # the number of domains is given
     pdvi.tl.domains(tissue, 3, config=Told(group_above=300, group_size=2), key_added="grouped")

@@ -21,7 +21,6 @@ class Config:
     budget: int = 120_000  # rows times views: all five up to 24,000 rows, three of 40,000
     n_components: int = 8  # features of a view of few domains; of K domains at least K - 1
     n_types: int = 20  # expression states in a hierarchical view
-    same_labels: float = 0.95  # adjusted Rand index above which two labelings count as the same
 
     # large tissues
     group_above: int = 80_000  # rows: above, views are fitted to groups of neighboring rows

@@ -25,7 +25,7 @@ from pdvi.mixtures.fit_mixture import FitOptions, fit_hierarchical, fit_mixture
 from pdvi.mixtures.init import center, domains_of_types, kmeans_labels, one_hot
 from pdvi.mixtures.sharded_graph import ShardedGraph
 from pdvi.mixtures.split_merge import split_and_merge
-from pdvi.spatial.consensus import adjusted_rand, agreement, certainty_of, consensus, medoid, votes
+from pdvi.spatial.consensus import agreement, certainty_of, consensus, medoid, votes
 from pdvi.spatial.streaming import Storage, StoredGraph
 
 
@@ -37,11 +37,6 @@ class View(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.n_neighbors} neighbors"
-
-    @property
-    def rows(self) -> tuple[str, int]:
-        """Return what tells apart the rows that are fitted: views of types differ in their starts only."""
-        return (self.kind, 0) if self.kind == "types" else (self.kind, self.n_neighbors)
 
 
 # In the order in which they are taken where time allows fewer.
@@ -175,19 +170,12 @@ def _kmeans(X: np.ndarray, n_clusters: int, config: Config, seed: int) -> np.nda
     return kmeans_labels(X, n_clusters, seed=seed, runs=runs, max_rows=max_rows)
 
 
-def fit_views(
-    tissue: Tissue, views: tuple[View, ...], settings: ViewSettings
-) -> tuple[list[MixtureFit], list[np.ndarray]]:
-    """Fit every view alone, then again from what all agree on where it found something else, and keep the better.
-
-    Returns
-    -------
-    the fits, and the labels that every view found alone: agreement between those tells how certain labels are.
-    """
+def fit_views(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings) -> list[MixtureFit]:
+    """Return a fit of every view, each with a seed and a thread of its own."""
     graph = shard_tissue(tissue, settings)
     types = types_of(tissue, settings) if any(view.kind == "types" for view in views) else None
 
-    def alone(number: int) -> MixtureFit:
+    def fit_one(number: int) -> MixtureFit:
         tell(f"view {number + 1} of {len(views)}: {views[number]}", number / len(views))
         own = dataclasses.replace(settings.options, seed=settings.options.seed + number)
         return fit_view(tissue, views[number], graph, dataclasses.replace(settings, options=own), types=types)
@@ -195,39 +183,20 @@ def fit_views(
     # a view of types first, since their program takes longest to compile
     first = next((number for number, view in enumerate(views) if view.kind == "types"), 0)
     order = [first, *(number for number in range(len(views)) if number != first)]
-    found = map_threads(lambda place: alone(order[place]), len(views))
-    fits = [found[order.index(number)] for number in range(len(views))]
-    labelings = [fit.labels for fit in fits]
-    if len(views) == 1:
-        return fits, labelings
-    common = consensus(labelings, settings.n_domains)
-    start = one_hot(common, settings.n_domains)
-    other = [adjusted_rand(labels, common, settings.n_domains) < settings.config.same_labels for labels in labelings]
-    views_again = list({view.rows: view for view, differs in zip(views, other) if differs}.values())
-
-    def again(number: int) -> MixtureFit:
-        view = views_again[number]
-        tell(f"view {number + 1} of {len(views_again)}: {view}, from what all agree on", number / len(views_again))
-        return fit_view(tissue, view, graph, settings, start, types)
-
-    found = map_threads(again, len(views_again))
-    refitted = {view.rows: fit for view, fit in zip(views_again, found)}
-    for number, view in enumerate(views):
-        if other[number]:
-            fits[number] = min(fits[number], refitted[view.rows], key=lambda one: one.objective)
-    return fits, labelings
+    found = map_threads(lambda place: fit_one(order[place]), len(views))
+    return [found[order.index(number)] for number in range(len(views))]
 
 
 class Domains(NamedTuple):
     """The domains of a tissue: what its views agree on."""
 
     labels: np.ndarray
-    probability: np.ndarray  # the fraction of views that alone give a row each label, matched to these
+    probability: np.ndarray  # the fraction of views that give a row each label, matched to these
     certainty: np.ndarray  # see `certainty_of`
-    agreement: np.ndarray  # of the views alone, (views, views)
+    agreement: np.ndarray  # of the views, (views, views)
     medoid: int  # the view that agrees most with all
     fits: list[MixtureFit]  # one for each view, of all rows or of groups of rows
-    labelings: list[np.ndarray]  # of all rows, by every view alone
+    labelings: list[np.ndarray]  # of all rows, by every view
     best: MixtureFit  # whose posterior stands for the domains
 
 
@@ -236,10 +205,10 @@ def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings
     tissue, config, n_domains = drop_constant_features(tissue), settings.config, settings.n_domains
     n_rows = len(tissue.coordinates)
     if n_rows <= config.group_above or n_rows // config.group_size < n_domains:  # fewer groups than domains
-        fits, labelings = fit_views(tissue, views, settings)
-        agreed = [fit.labels for fit in fits]
-        labels, typical = consensus(agreed, n_domains), medoid(agreement(agreed, n_domains))
-        alike, best = agreement(labelings, n_domains), fits[typical]
+        fits = fit_views(tissue, views, settings)
+        labelings = [fit.labels for fit in fits]
+        labels, typical = consensus(labelings, n_domains), medoid(agreement(labelings, n_domains))
+        best = fits[typical]
     else:
         tell("groups of spots")
         groups, group = group_tissue(tissue, config.group_size)
@@ -249,11 +218,10 @@ def find_domains(tissue: Tissue, views: tuple[View, ...], settings: ViewSettings
         tell("all spots, from what the views agree on")
         best = fit_view(tissue, views[0], shard_tissue(tissue, settings), settings, found.probability[group])
         fits, labels, labelings = found.fits, best.labels, [labels[group] for labels in found.labelings]
-        alike = agreement(labelings, n_domains)
-        typical = medoid(alike)
+        typical = found.medoid
     probability = votes(labelings, n_domains, labels)
     certainty = certainty_of(probability, labels, len(labelings))
-    return Domains(labels, probability, certainty, alike, typical, fits, labelings, best)
+    return Domains(labels, probability, certainty, agreement(labelings, n_domains), typical, fits, labelings, best)
 
 
 def drop_constant_features(tissue: Tissue) -> Tissue:

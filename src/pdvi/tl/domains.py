@@ -59,8 +59,8 @@ def domains(
 ) -> AnnData | None:
     """Find spatial domains: several views of the tissue, each a mixture on its graph, and their consensus.
 
-    Writes ``obs[key]`` (categorical, "1" is the largest), ``obs[key_certainty]`` (the share of views that by
-    themselves give the spot its label, two undecided views added), ``obsm[key_probability]`` (the average of the
+    Writes ``obs[key]`` (categorical, "1" is the largest), ``obs[key_certainty]`` (the share of views that
+    give the spot its label, two undecided views added), ``obsm[key_probability]`` (the average of the
     matched views), ``obsm[key_posterior]`` (that of the one mixture that agrees most with all views),
     ``obs[key_entropy]`` of the probabilities (0: certain, 1: all domains equally likely), ``uns[key]`` (with the
     ``views``, how they agree, the ``seconds`` spent on what was ``missing`` and on the ``fit``) and
