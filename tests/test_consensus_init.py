@@ -83,6 +83,25 @@ def test_given_local_variables_have_one_penalty(x64):
         np.testing.assert_array_equal(algorithm_1(run.state.server).penalty, first.penalty)
 
 
+class WithIdleBlock(pdvi.models.MixtureModel):
+    """A mixture with a block of globals that its loss does not depend on."""
+
+    def init_global(self, key):
+        return {**super().init_global(key), "idle": jnp.ones(2)}
+
+    def curvature(self, local, globals_, shard):
+        return {**super().curvature(local, globals_, shard), "idle": jnp.zeros(2)}
+
+
+def test_a_block_without_curvature_stays_where_it_is(x64):
+    problem = small()
+    idle = pdvi.Problem(WithIdleBlock(**vars(problem.model)), problem.shards)
+    start = Point({}, pdvi.fit(problem, pdvi.CAVI(), max_epochs=3, tol=0).local_params)
+    plain, found = (pdvi.fit(one, pdvi.P2DVI(), max_epochs=6, tol=0, start=start) for one in (problem, idle))
+    np.testing.assert_array_equal(found.global_params["idle"], 1)
+    np.testing.assert_allclose(found.trace["objective"], plain.trace["objective"], rtol=1e-10)
+
+
 def test_an_optimum_stays_put(x64):
     problem = small()
     first = pdvi.fit(problem, pdvi.MemoizedVB(), max_epochs=200, tol=0)

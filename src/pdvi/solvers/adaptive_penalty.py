@@ -19,7 +19,7 @@ from pdvi.solvers.conjugate import best_globals, statistics_of
 from pdvi.solvers.local_variables import like, local_step, reinit_shard_states
 from pdvi.solvers.newton_init import OptimizeLocals, near_optimum
 from pdvi.solvers.primal_dual.algorithm import Server, start, with_penalty
-from pdvi.solvers.primal_dual.curvature import ROUNDING, SMALLEST, At, Curvature, Profile, Separate, changed, nats_left
+from pdvi.solvers.primal_dual.curvature import ROUNDING, At, Curvature, Profile, Separate, changed, nats_left
 from pdvi.solvers.primal_dual.metric import root
 from pdvi.solvers.primal_dual.penalty import curvature_reader, curvature_shards
 from pdvi.solvers.wrapper import Wrapper
@@ -155,7 +155,8 @@ class AdaptivePenalty(Wrapper):
         if self.warm:
             subset, n_sampled = curvature_shards(problem)
             mean = shards.sum(curvature_reader, lam, subset) / n_sampled
-            penalty = self.solver.shaped(server.constant * jnp.maximum(mean, SMALLEST * block_means(problem, mean)))
+            # D stays positive where the loss is flat
+            penalty = self.solver.shaped(jnp.where(mean == 0, penalty, server.constant * mean))
         shards.server = server._replace(inner=start(lam, penalty), due=jnp.zeros_like(server.due))
         shards.note("consensus initialization")
         reinit_shard_states(problem, shards, self)
